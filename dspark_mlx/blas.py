@@ -1,0 +1,69 @@
+"""Give MLX's Linux CPU backend a fast BLAS, before its first matrix product.
+
+The Linux wheel of MLX links the reference BLAS. A BLAS loaded with global symbol
+visibility takes its place, because the linker binds `cblas_sgemm` at the first call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+VARIABLE = "DSPARK_MLX_BLAS"
+OFF = ("off", "0", "none")
+SONAMES = ("libopenblas.so.0", "libopenblasp.so.0", "libopenblas.so")
+ADVICE = (
+    "dspark-mlx: no fast BLAS found, float32 will be 5 to 90 times slower; install one with "
+    f"`apt install libopenblas0-pthread` (or `pip install mkl`), or set {VARIABLE}=off to "
+    "silence this line"
+)
+
+_loaded: str | None = None
+_wanted = False
+
+
+def activate() -> None:
+    """Load the first BLAS that works (Linux only). `DSPARK_MLX_BLAS` names one, or "off".
+
+    Raises OSError when the variable names a library that does not load.
+    """
+    global _loaded, _wanted
+    choice = os.environ.get(VARIABLE, "")
+    if not sys.platform.startswith("linux") or choice.lower() in OFF:
+        return
+    if choice:
+        ctypes.CDLL(choice, mode=ctypes.RTLD_GLOBAL)
+        _loaded = choice
+        return
+    _wanted = True
+    _loaded = next(filter(_loads, _candidates()), None)
+
+
+def active() -> str | None:
+    """File name of the BLAS that was put in place, or None."""
+    return _loaded
+
+
+def advise() -> None:
+    """Say once on stderr how to get a fast BLAS, when one was looked for and not found."""
+    global _wanted
+    if _wanted and _loaded is None:
+        _wanted = False
+        print(ADVICE, file=sys.stderr)
+
+
+def _candidates() -> Iterator[str]:
+    # the mkl wheel puts its libraries in the environment's own lib folder
+    yield from (str(path) for path in sorted(Path(sys.prefix, "lib").glob("libmkl_rt.so.*")))
+    yield from SONAMES
+
+
+def _loads(name: str) -> bool:
+    try:
+        ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,70 @@
+"""The border between the decode loop and a kind of drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from dspark_mlx.config import DrafterConfig
+
+# logits row [1, V] -> the drawn token [1] and the distribution it was drawn from [1, V];
+# the distribution is None for greedy drafting
+Pick = Callable[[mx.array], tuple[mx.array, mx.array | None]]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One block's drafts, still lazy: n = number of drafts asked for.
+
+    tokens: [n] int32. probs: [n, V] float32, what each token was drawn from (None if greedy).
+    confidence: [n] float32 logits (None when the drafter has no confidence head).
+    """
+
+    tokens: mx.array
+    probs: mx.array | None = None
+    confidence: mx.array | None = None
+
+    def first(self, count: int) -> Proposal:
+        """The proposal cut to its first `count` drafts."""
+        probs = None if self.probs is None else self.probs[:count]
+        return Proposal(self.tokens[:count], probs, self.confidence)
+
+
+class Drafter(Protocol):
+    """A drafter proposes blocks from the target's hidden states; it never judges them.
+
+    The context (opaque to the loop) holds what the drafter remembers of committed tokens.
+    """
+
+    config: DrafterConfig
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a full block."""
+
+    def start(self) -> Any:
+        """An empty context."""
+
+    def extend(self, context: Any, features: list[mx.array], following: mx.array) -> None:
+        """Add committed positions: one [n, d] array per tapped layer, in layer order.
+
+        `following` [n] holds the committed token after each position. Lazy.
+        """
+
+    def propose(self, context: Any, anchor: int, slots: int, count: int, pick: Pick) -> Proposal:
+        """Draft with a block of `slots` slots; the first `count` (<= drafts of such a block).
+
+        Context length is unchanged by this call. Lazy.
+        """
+
+    def drafts_of(self, slots: int) -> int:
+        """How many drafts a block of `slots` slots gives."""
+
+    def context_length(self, context: Any) -> int:
+        """Number of committed positions that the context covers."""
+
+    def context_arrays(self, context: Any) -> list[mx.array]:
+        """Everything to evaluate to bring the context up to date on the device."""

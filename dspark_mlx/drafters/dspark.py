@@ -1,0 +1,164 @@
+"""DSpark: a parallel block backbone, then a serial head and a confidence per draft."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import KVCache
+
+from dspark_mlx.config import DrafterConfig
+from dspark_mlx.heads import build_head
+from dspark_mlx.heads.confidence import ConfidenceHead
+
+from .base import Pick, Proposal
+from .qwen3 import Layer
+
+if TYPE_CHECKING:
+    from dspark_mlx.targets.base import Target
+
+
+@dataclass
+class Context:
+    """Per layer, keys and values of committed positions; the newest may still be pending.
+
+    `pending` [1, n, d] are projected features that no layer has seen yet.
+    """
+
+    caches: list[KVCache]
+    pending: mx.array | None = None
+    length: int = field(default=0)
+
+
+class BlockOutput(NamedTuple):
+    """What one backbone pass gives for the slots asked for: n rows each, lazy."""
+
+    hidden: mx.array  # [n, d], after the final norm
+    logits: mx.array  # [n, V], before the sequential head
+
+
+class DSpark(nn.Module):
+    """A DSpark drafter, Qwen3 form. Without heads it is DeepSpec's DFlash."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.config = config
+        self.fc = nn.Linear(len(config.target_layer_ids) * width, width, bias=False)
+        self.hidden_norm = nn.RMSNorm(width, eps=config.rms_norm_eps)
+        self.layers = [Layer(config) for _ in range(config.num_hidden_layers)]
+        self.norm = nn.RMSNorm(width, eps=config.rms_norm_eps)
+        if config.embeddings == "own":
+            self.embed_tokens = nn.Embedding(config.vocab_size, width)
+        if config.head == "own":
+            self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
+        if (head := build_head(config)) is not None:
+            self.markov_head = head
+        if config.confidence is not None:
+            self.confidence_head = ConfidenceHead(config)
+        self._target: Target | None = None
+
+    def bind(self, target: Target) -> None:
+        """Borrow the target's embedding and head where this drafter has none of its own."""
+        self._target = target
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a full block."""
+        return self.config.block_size
+
+    def drafts_of(self, slots: int) -> int:
+        """Every slot predicts, the anchor's own included."""
+        return slots - self.config.predict_from_slot
+
+    def start(self) -> Context:
+        """An empty context."""
+        return Context([KVCache() for _ in self.layers])
+
+    def context_length(self, context: Context) -> int:
+        """Committed positions covered, pending ones included."""
+        return context.length
+
+    def context_arrays(self, context: Context) -> list[mx.array]:
+        """Keys, values and pending rows."""
+        arrays = [a for c in context.caches if not c.empty() for a in (c.keys, c.values)]
+        return arrays if context.pending is None else [*arrays, context.pending]
+
+    def extend(self, context: Context, features: list[mx.array], following: mx.array) -> None:
+        """Project features (one [n, d] per tapped layer) and keep them for the next block."""
+        if context.pending is not None:
+            for layer, cache in zip(self.layers, context.caches, strict=True):
+                layer.self_attn.absorb(context.pending, cache)
+        stacked = mx.concatenate(features, axis=-1)[None].astype(self.fc_dtype)
+        context.pending = self.hidden_norm(self.fc(stacked))
+        context.length += stacked.shape[1]
+
+    @property
+    def fc_dtype(self) -> mx.Dtype:
+        """The dtype this drafter computes in."""
+        return self.hidden_norm.weight.dtype
+
+    def propose(
+        self, context: Context, anchor: int, slots: int, count: int, pick: Pick
+    ) -> Proposal:
+        """See Drafter.propose."""
+        block = self.run_block(context, anchor, slots, count)
+        return self.draw(block, anchor, pick)
+
+    def run_block(self, context: Context, anchor: int, slots: int, count: int) -> BlockOutput:
+        """One parallel pass over [anchor, MASK x (slots - 1)]; the head only on `count` rows."""
+        ids = mx.array([anchor] + [self.config.mask_token_id] * (slots - 1))
+        rows = self.embed(ids)[None]
+        for layer, cache in zip(self.layers, context.caches, strict=True):
+            rows = layer(rows, context.pending, cache)
+        context.pending = None
+        first = self.config.predict_from_slot
+        hidden = self.norm(rows[0, first : first + count])
+        return BlockOutput(hidden, self.logits(hidden))
+
+    def draw(self, block: BlockOutput, anchor: int, pick: Pick) -> Proposal:
+        """Serial pass: each draft's logits are corrected by the draft before it."""
+        head = self.get("markov_head")
+        state = head.start() if head else None
+        previous = mx.array([anchor])
+        tokens, probs, embedded = [], [], []
+        for k in range(block.hidden.shape[0]):
+            logits = block.logits[k : k + 1]
+            if head:
+                embedded.append(head.embed(previous))
+                bias, state = head.bias(state, embedded[-1], block.hidden[k : k + 1])
+                logits = logits + bias
+            previous, q = pick(logits)
+            tokens.append(previous)
+            probs.append(q)
+        return Proposal(
+            mx.concatenate(tokens),
+            None if probs[0] is None else mx.concatenate([q for q in probs if q is not None]),
+            self.confidence(block.hidden, embedded),
+        )
+
+    def confidence(self, hidden: mx.array, embedded: list[mx.array]) -> mx.array | None:
+        """Confidence logits [n], or None without a confidence head."""
+        if "confidence_head" not in self:
+            return None
+        return self.confidence_head(hidden, mx.concatenate(embedded) if embedded else None)
+
+    def embed(self, ids: mx.array) -> mx.array:
+        """Token ids [n] -> [n, d], from this drafter's table or the target's."""
+        if "embed_tokens" in self:
+            return self.embed_tokens(ids)
+        return self._bound.embed(ids).astype(self.fc_dtype)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """[n, d] -> base logits [n, V], from this drafter's head or the target's."""
+        if "lm_head" in self:
+            return self.lm_head(hidden)
+        return self._bound.head(hidden)
+
+    @property
+    def _bound(self) -> Target:
+        if self._target is None:
+            raise RuntimeError("this drafter borrows the target's embedding: call bind first")
+        return self._target

@@ -1,0 +1,90 @@
+"""The Qwen3 form of the block backbone (method sections 3.1 to 3.4)."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.activations import swiglu
+from mlx_lm.models.base import scaled_dot_product_attention
+from mlx_lm.models.cache import KVCache
+
+from dspark_mlx.config import DrafterConfig
+
+
+class Attention(nn.Module):
+    """Attention of the block's rows over the injected context and over the whole block."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        width, dim = config.hidden_size, config.head_dim
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.scale = dim**-0.5
+        self.q_proj = nn.Linear(width, self.heads * dim, bias=False)
+        self.k_proj = nn.Linear(width, self.kv_heads * dim, bias=False)
+        self.v_proj = nn.Linear(width, self.kv_heads * dim, bias=False)
+        self.o_proj = nn.Linear(self.heads * dim, width, bias=False)
+        self.q_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
+        self.k_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
+        self.rope = nn.RoPE(dim, traditional=config.rope.interleaved, base=config.rope.theta)
+
+    def __call__(self, block: mx.array, context: mx.array | None, cache: KVCache) -> mx.array:
+        """Rows [1, b, d] (normed) and new context rows [1, n, d] (not normed) -> [1, b, d].
+
+        Context keys and values stay in `cache`; the block's are dropped again.
+        """
+        rows = block.shape[1]
+        keys, values = self.project(block, context, cache.offset)
+        keys, values = cache.update_and_fetch(keys, values)
+        queries = self.q_norm(self.q_proj(block).reshape(1, rows, self.heads, -1))
+        queries = self.rope(queries.transpose(0, 2, 1, 3), offset=cache.offset - rows)
+        out = scaled_dot_product_attention(
+            queries, keys, values, cache=cache, scale=self.scale, mask=None
+        )
+        cache.trim(rows)
+        return self.o_proj(out.transpose(0, 2, 1, 3).reshape(1, rows, -1))
+
+    def absorb(self, context: mx.array, cache: KVCache) -> None:
+        """Store keys and values of context rows [1, n, d] without running a block."""
+        cache.update_and_fetch(*self.project(context, None, cache.offset))
+
+    def project(
+        self, rows: mx.array, context: mx.array | None, offset: int
+    ) -> tuple[mx.array, mx.array]:
+        """Keys (normed, rotated from `offset` on) and values, each [1, kv_heads, n, head_dim]."""
+        if context is not None:
+            rows = mx.concatenate([context, rows], axis=1)
+        shape = (1, rows.shape[1], self.kv_heads, -1)
+        keys = self.k_norm(self.k_proj(rows).reshape(shape)).transpose(0, 2, 1, 3)
+        values = self.v_proj(rows).reshape(shape).transpose(0, 2, 1, 3)
+        return self.rope(keys, offset=offset), values
+
+
+class MLP(nn.Module):
+    """W_down(silu(W_gate u) * W_up u)."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+    def __call__(self, rows: mx.array) -> mx.array:
+        """[..., d] -> [..., d]."""
+        return self.down_proj(swiglu(self.gate_proj(rows), self.up_proj(rows)))
+
+
+class Layer(nn.Module):
+    """A pre-norm layer; context rows skip `input_layernorm` and reach every layer unchanged."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def __call__(self, block: mx.array, context: mx.array | None, cache: KVCache) -> mx.array:
+        """[1, b, d] -> [1, b, d]."""
+        block = block + self.self_attn(self.input_layernorm(block), context, cache)
+        return block + self.mlp(self.post_attention_layernorm(block))

@@ -1,0 +1,129 @@
+"""Drafter modules with their weights: checked by name, shape and finiteness; quantized."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.utils import dequantize_model
+
+from dspark_mlx.checkpoints import DrafterSource
+from dspark_mlx.checkpoints.tensors import TensorInfo
+from dspark_mlx.config import DrafterConfig
+from dspark_mlx.errors import CheckpointError, OptionError
+
+from . import build_drafter
+
+BITS = (4, 8)
+
+
+def load_drafter(
+    source: DrafterSource,
+    *,
+    bits: int | None = None,
+    dequantize: bool = False,
+    dtype: mx.Dtype | None = None,
+) -> Any:
+    """A drafter with its weights in memory, every one checked to be present and finite.
+
+    `bits` quantizes an unquantized drafter; `dequantize` undoes a stored quantization; `dtype`
+    casts what is not quantized. Raises CheckpointError naming the tensors that are wrong.
+    """
+    drafter = empty_drafter(source.config)
+    check_tensors(parameter_shapes(drafter), source.tensors.infos, str(source.folder))
+    weights = [(name, source.tensors.read(name)) for name in source.tensors.infos]
+    check_finite(dict(weights), str(source.folder))
+    drafter.load_weights(weights)
+    if dequantize and source.config.quantization:
+        dequantize_model(drafter)
+    if dtype is not None:
+        drafter.set_dtype(dtype)
+    if bits is not None:
+        quantize_drafter(drafter, bits, 64)
+    drafter.eval()
+    mx.eval(drafter.parameters())
+    return drafter
+
+
+def empty_drafter(config: DrafterConfig) -> Any:
+    """A drafter of the config's shape whose weights were never computed (quantized as stated)."""
+    drafter = build_drafter(config)
+    if config.quantization:
+        settings = dict(config.quantization)
+        nn.quantize(
+            drafter,
+            group_size=settings["group_size"],
+            bits=settings["bits"],
+            class_predicate=lambda path, module: settings.get("modules", {}).get(path, False),
+        )
+    return drafter
+
+
+def quantize_drafter(
+    drafter: Any,
+    bits: int,
+    group_size: int,
+    choose: Callable[[str], int | None] = lambda path: None,
+) -> dict[str, Any]:
+    """Quantize every matrix whose width allows it; return the config entry that says which.
+
+    `choose` may give a module path its own bits (0: leave it as it is). The confidence head is
+    never quantized: it is one row.
+    """
+    if bits not in BITS:
+        raise OptionError(f"a drafter can be quantized to 4 or 8 bits, not {bits!r}")
+    modules: dict[str, Any] = {}
+
+    def settings_of(path: str, module: nn.Module) -> Any:
+        fits = hasattr(module, "to_quantized") and module.weight.shape[-1] % group_size == 0
+        own = choose(path)
+        if not fits or own == 0 or path.startswith("confidence_head"):
+            return False
+        modules[path] = {"group_size": group_size, "bits": own or bits}
+        return modules[path]
+
+    nn.quantize(drafter, group_size=group_size, bits=bits, class_predicate=settings_of)
+    return {"group_size": group_size, "bits": bits, "modules": modules}
+
+
+def parameter_shapes(drafter: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Every parameter's name and shape."""
+    return {name: tuple(value.shape) for name, value in tree_flatten(drafter.parameters())}
+
+
+def check_tensors(
+    expected: Mapping[str, tuple[int, ...]], found: Mapping[str, TensorInfo], where: str
+) -> None:
+    """Raise CheckpointError listing missing, unused and wrongly shaped tensors."""
+    problems = []
+    if missing := sorted(set(expected) - set(found)):
+        problems.append(f"missing {_listed(missing)}")
+    if unused := sorted(set(found) - set(expected)):
+        problems.append(f"not part of such a drafter: {_listed(unused)}")
+    problems += [
+        f"{name} has shape {list(found[name].shape)}, expected {list(shape)}"
+        for name, shape in sorted(expected.items())
+        if name in found and tuple(found[name].shape) != shape
+    ]
+    if problems:
+        raise CheckpointError(f"{where}: {'; '.join(problems)}")
+
+
+def check_finite(weights: Mapping[str, mx.array], where: str) -> None:
+    """Raise CheckpointError naming the tensors that hold NaN or infinity."""
+    if bad := [name for name, value in weights.items() if not _finite(value)]:
+        raise CheckpointError(f"{where}: NaN or infinite values in {_listed(bad)}")
+
+
+def _finite(value: mx.array) -> bool:
+    if not mx.issubdtype(value.dtype, mx.floating):
+        return True
+    return bool(mx.all(mx.isfinite(value)).item())
+
+
+def _listed(names: list[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,82 @@
+"""What a generation tells the world: frozen records of ints, floats and strings, no arrays.
+
+Everything that a front end shows is a fold over these events; nobody else keeps counters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """The prompt is processed and the first token chosen; that token belongs to no round."""
+
+    prompt_tokens: int
+    token: int
+    text: str
+    logprob: float | None
+    seconds: float
+    finish_reason: str | None = None  # set when this token is already the last one
+
+
+@dataclass(frozen=True)
+class Round:
+    """One decode round: a block drafted, part of it verified, part of that accepted.
+
+    `tokens` are the committed ones: `accepted` drafts, then `final` unless an accepted draft
+    was a stop token. `origin` of the final token: "correction" (the target's word in place of
+    a rejected draft), "bonus" (after a fully accepted proposal), "plain" (nothing was
+    verified), or None (there is no final token).
+    `proposal_len` is the verified length, cut after an accepted stop token (DeepSpec's count).
+    """
+
+    index: int  # 1, 2, ...
+    anchor: int
+    anchor_position: int
+    proposed: tuple[int, ...]
+    confidence: tuple[float, ...] | None  # one per proposed token, where the drafter has a head
+    verified: int
+    accepted: int
+    proposal_len: int
+    final: int | None
+    origin: str | None
+    tokens: tuple[int, ...]
+    texts: tuple[str, ...]  # text that each committed token completed
+    logprobs: tuple[float, ...] | None
+    seconds: float
+    draft_seconds: float | None = None  # only in a profiled run
+    verify_seconds: float | None = None
+    finish_reason: str | None = None  # set on the last round
+
+    @property
+    def text(self) -> str:
+        """Text that this round added."""
+        return "".join(self.texts)
+
+    @property
+    def accept_len(self) -> int:
+        """Committed tokens, the bonus or correction included."""
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The end of a generation. `reason`: "stop" (a stop token) or "length" (a limit)."""
+
+    reason: str
+    tokens: int
+    syncs: int
+    seed: int
+    peak_memory: float  # GB, of the whole process so far
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The generation broke off; `message` is one line, `user_error` says who can mend it."""
+
+    message: str
+    user_error: bool
+
+
+Event = Prefilled | Round | Finished | Failed

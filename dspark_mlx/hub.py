@@ -1,0 +1,92 @@
+"""A name, hub id or folder becomes a local folder; the hub's own cache and bars are used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.constants import HF_HUB_OFFLINE
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+
+from .errors import CheckpointError, FetchError
+from .registry import MODELS, Entry, Progress, entry_of
+
+TARGET_FILES = ("*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja")
+DRAFTER_FILES = ("*.json", "*.safetensors", "*.bin", "*.pt")
+
+
+def target_folder(name: str, progress: Progress | None = None) -> Path:
+    """Local folder of a target: a table name, a folder, or a hub id."""
+    entry = MODELS.get(name)
+    if entry and entry.built_in_target:
+        return entry.built_in_target(progress)
+    return _folder(entry.target if entry else name, TARGET_FILES)
+
+
+def drafter_folder(name: str) -> Path:
+    """Local folder (or file) of a drafter: a table name, a folder, or a hub id."""
+    entry = MODELS.get(name)
+    return table_drafter(entry) if entry else _folder(name, DRAFTER_FILES)
+
+
+def table_drafter(entry: Entry) -> Path:
+    """Local folder of the drafter that an entry of the table names."""
+    return entry.built_in_drafter or _folder(entry.drafter, DRAFTER_FILES)
+
+
+def default_drafter(target: str) -> Path:
+    """The table's drafter for a target; CheckpointError when the table has none."""
+    entry = entry_of(target)
+    if entry is None:
+        raise CheckpointError(
+            f"no drafter is known for {target}; name one with drafter=, or decode plainly with "
+            f"drafter=False (known targets: {', '.join(MODELS)})"
+        )
+    return table_drafter(entry)
+
+
+def _folder(name: str, patterns: tuple[str, ...]) -> Path:
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise CheckpointError(
+            f"{name!r} is neither a folder nor a hub id (owner/name) nor a known name "
+            f"({', '.join(MODELS)})"
+        )
+    return _snapshot(name, patterns)
+
+
+def _snapshot(repo: str, patterns: tuple[str, ...]) -> Path:
+    """The hub cache first, without any network; then the hub itself."""
+    try:
+        found = Path(snapshot_download(repo, allow_patterns=list(patterns), local_files_only=True))
+        if any(found.glob("*.safetensors")) or any(found.glob("*.bin")) or HF_HUB_OFFLINE:
+            return found
+    except LocalEntryNotFoundError as error:
+        if HF_HUB_OFFLINE:
+            raise FetchError(
+                f"{repo} is not in the hub cache and HF_HUB_OFFLINE is set; fetch it once with "
+                f"`hf download {repo}` while online"
+            ) from error
+    except HFValidationError as error:
+        raise CheckpointError(f"{repo!r} is not a valid hub id: {error}") from error
+    try:
+        return Path(snapshot_download(repo, allow_patterns=list(patterns)))
+    except GatedRepoError as error:
+        raise FetchError(
+            f"{repo} asks for a login; accept its terms on the hub, then run `hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise FetchError(f"the hub has no repository {repo} (or it is private)") from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise FetchError(
+            f"could not fetch {repo} from the hub ({reason}); check the network, or give a folder"
+        ) from error

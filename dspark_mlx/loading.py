@@ -1,0 +1,132 @@
+"""From names or folders to a Pair: target, drafter and tokenizer, in the right precision."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
+
+from . import blas, hub
+from .checkpoints import open_drafter
+from .checkpoints.source import read_config
+from .drafters.weights import BITS, load_drafter
+from .errors import CheckpointError, OptionError
+from .pair import Pair, check_fit
+from .registry import Progress, entry_of
+from .targets.base import Target
+
+DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+KEEP = "keep"
+
+
+def load(
+    target: str | Path,
+    drafter: str | Path | bool | None = None,
+    *,
+    quantize: int | str | None = None,
+    dtype: str | None = None,
+    progress: Progress | None = None,
+) -> Pair:
+    """Load a target and its drafter, checked to fit each other.
+
+    target, drafter: a name of `registry.MODELS`, a hub id, or a folder (a drafter's may be
+    converted or in a supported source form). drafter None takes the table's; False decodes
+    plainly. quantize: 4 or 8 quantizes the drafter; "keep" keeps stored quantizations where
+    they would be undone (on the CPU backend, where float32 is the fast path). dtype: "float32",
+    "bfloat16" or "float16" for both; None is float32 on CPU and the stored one elsewhere.
+
+    Raises CheckpointError, PairError, FetchError or OptionError, each one line.
+    """
+    blas.advise()
+    plan = _Plan(quantize, dtype)
+    name = str(target)
+    if drafter is True:
+        raise OptionError("drafter=True means nothing; give a name, a folder, None or False")
+    folder = hub.target_folder(name, progress)
+    source = None
+    if drafter is not False:
+        where = hub.default_drafter(name) if drafter is None else hub.drafter_folder(str(drafter))
+        source = open_drafter(where)
+    model = load_target(folder, name, plan.dequantize, plan.dtype)
+    tokenizer, stops = _tokenizer(folder)
+    entry = entry_of(name)
+    if source is None:
+        return Pair(model, None, tokenizer, entry.thinking if entry else None, stops)
+    check_fit(model, source.config, str(source.folder))
+    with source.tensors as _:
+        draft = load_drafter(
+            source, bits=plan.bits, dequantize=plan.dequantize or bool(plan.bits), dtype=plan.dtype
+        )
+    draft.bind(model)
+    return Pair(model, draft, tokenizer, entry.thinking if entry else None, stops)
+
+
+def load_target(
+    folder: Path, name: str, dequantize: bool = False, dtype: mx.Dtype | None = None
+) -> Target:
+    """Load a target with mlx-lm; de-quantized or cast where asked. One line on any failure."""
+    config = read_config(folder)
+    try:
+        model, config = load_model(folder, lazy=True, model_config=_flat_rope(config))
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{folder} cannot be loaded as a target: {reason}") from error
+    if dequantize and ("quantization" in config or "quantization_config" in config):
+        dequantize_model(model)
+    if dtype is not None:
+        model.set_dtype(dtype)
+    mx.eval(model.parameters())
+    return Target(model, config, name)
+
+
+class _Plan:
+    """What precision the options mean on the device at hand."""
+
+    def __init__(self, quantize: int | str | None, dtype: str | None) -> None:
+        if quantize not in (None, KEEP, *BITS) or isinstance(quantize, bool):
+            raise OptionError(f'quantize must be None, "keep", 4 or 8, not {quantize!r}')
+        if dtype is not None and dtype not in DTYPES:
+            raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+        on_cpu = mx.default_device() == mx.cpu
+        self.bits = quantize if isinstance(quantize, int) else None
+        self.dequantize = on_cpu and quantize is None
+        self.dtype = DTYPES[dtype or "float32"] if dtype or on_cpu else None
+
+
+def _flat_rope(config: dict[str, Any]) -> dict[str, Any]:
+    # transformers 5 nests rope settings; several mlx-lm models read only the flat keys and
+    # would fall back to their default theta without a word
+    nested = config.get("rope_parameters")
+    if not isinstance(nested, dict) or "rope_theta" not in nested:
+        return {}
+    flat: dict[str, Any] = {}
+    if config.get("rope_theta") is None:
+        flat["rope_theta"] = nested["rope_theta"]
+    if config.get("rope_scaling") is None and nested.get("rope_type", "default") != "default":
+        flat["rope_scaling"] = nested
+    return flat
+
+
+def _tokenizer(folder: Path) -> tuple[Any, frozenset[int]]:
+    """mlx-lm's tokenizer wrapper, with the stop tokens of every file that names some."""
+    stops: set[int] = set()
+    for file in ("config.json", "generation_config.json"):
+        path = folder / file
+        if path.is_file():
+            stops |= _eos_ids(json.loads(path.read_text(encoding="utf-8")))
+    try:
+        tokenizer = load_tokenizer(folder, eos_token_ids=sorted(stops))
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, ImportError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{folder}: no usable tokenizer: {reason}") from error
+    return tokenizer, frozenset(tokenizer.eos_token_ids)
+
+
+def _eos_ids(config: dict[str, Any]) -> set[int]:
+    value = config.get("eos_token_id", (config.get("text_config") or {}).get("eos_token_id"))
+    if value is None:
+        return set()
+    return set(value) if isinstance(value, list) else {value}

@@ -1,0 +1,58 @@
+"""A target and the drafter that goes with it, checked to fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .config import DrafterConfig
+from .drafters.base import Drafter
+from .errors import PairError
+from .targets.base import Tapped, Target
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What `load` returns and every generation takes; it holds no state of a generation.
+
+    `target.model` is the untouched mlx-lm model, `tokenizer` mlx-lm's wrapper. `drafter` is
+    None for plain decoding. `thinking` is the chat template's default for this pair (None:
+    the template's own).
+    """
+
+    target: Target
+    drafter: Drafter | None
+    tokenizer: Any
+    thinking: bool | None = None
+    stop_ids: frozenset[int] = frozenset()
+    tapped: Tapped = field(init=False)
+
+    def __post_init__(self) -> None:
+        ids = () if self.drafter is None else self.drafter.config.target_layer_ids
+        if self.drafter is not None:
+            check_fit(self.target, self.drafter.config)
+        object.__setattr__(self, "tapped", self.target.tapped(ids))
+
+
+def check_fit(target: Target, drafter: DrafterConfig, name: str = "the drafter") -> None:
+    """Raise PairError naming every value in which target and drafter disagree."""
+    name = drafter.source.get("name", name) if name == "the drafter" else name
+    wrong = [
+        f"{what} {theirs} in the target, {ours} in the drafter"
+        for what, theirs, ours in (
+            ("hidden size", target.hidden_size, drafter.hidden_size),
+            ("vocabulary", target.vocab_size, drafter.vocab_size),
+            ("number of target layers", target.depth, drafter.num_target_layers),
+        )
+        if theirs != ours
+    ]
+    deepest = max(drafter.target_layer_ids)
+    if deepest >= target.depth:
+        wrong.append(f"tapped layer {deepest} of a target with {target.depth} layers")
+    if drafter.mask_token_id >= target.vocab_size:
+        wrong.append(
+            f"mask token {drafter.mask_token_id} beyond the target's vocabulary of "
+            f"{target.vocab_size}"
+        )
+    if wrong:
+        raise PairError(f"{target.name} and {name} do not fit: {'; '.join(wrong)}")

@@ -1,0 +1,29 @@
+"""The only place where the host waits for the device, so that waits can be counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+
+class Host:
+    """Counts host synchronisations of one generation."""
+
+    def __init__(self) -> None:
+        self.syncs = 0
+
+    def read(self, *arrays: mx.array | None, behind: Sequence[mx.array] = ()) -> list[Any]:
+        """Evaluate everything in one synchronisation; return Python lists (or scalars).
+
+        None stays None, so that optional outputs need no special case. `behind` is evaluated
+        along with the rest and left on the device.
+        """
+        self.wait(*arrays, *behind)
+        return [None if a is None else a.tolist() for a in arrays]
+
+    def wait(self, *arrays: mx.array | None) -> None:
+        """Evaluate in one synchronisation and leave the values on the device."""
+        self.syncs += 1
+        mx.eval([a for a in arrays if a is not None])

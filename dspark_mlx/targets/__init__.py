@@ -1,0 +1,1 @@
+"""Targets: mlx-lm models with tapped layers."""

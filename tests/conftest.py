@@ -1,0 +1,48 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dspark_mlx import Pair, fetch, load, smollm2
+
+FETCH_SECONDS = 900
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests that may have to fetch the model the time for it."""
+    if smollm2.is_ready():
+        return
+    for item in items:
+        if "smollm2_folder" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(FETCH_SECONDS))
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder() -> Path:
+    """The real default target, built once into the data folder in use."""
+    if fetch.offline_by() == "DSPARK_MLX_OFFLINE" and not smollm2.is_ready():
+        pytest.skip(f"DSPARK_MLX_OFFLINE is set and {smollm2.folder()} is not built")
+    return smollm2.ensure()
+
+
+@pytest.fixture(scope="session")
+def fixtures() -> Path:
+    """Folder of the small checkpoints and golden vectors made with the PyTorch reference."""
+    return Path(__file__).parent / "fixtures"
+
+
+@pytest.fixture(scope="session")
+def pair_of(fixtures: Path) -> Callable[[str | bool], Pair]:
+    """The trained fixture target with the named drafter (False: none), loaded once each."""
+
+    @functools.cache
+    def load_pair(drafter: str | bool) -> Pair:
+        chosen = fixtures / drafter if isinstance(drafter, str) else drafter
+        return load(fixtures / "target-qwen3", chosen)
+
+    return load_pair
