@@ -69,20 +69,22 @@ def _responses(events: Iterator[Event]) -> Iterator[Response]:
     begun = time.perf_counter()
     for event in events:
         stats.add(event)
-        before = stats.tokens - len(_tokens(event))
-        for k, token in enumerate(_tokens(event)):
-            last = k == len(_tokens(event)) - 1
+        if not isinstance(event, Prefilled | Round):
+            continue
+        tokens, texts = _tokens(event), _texts(event)
+        for k, token in enumerate(tokens):
+            count = stats.tokens - len(tokens) + k + 1
             yield Response(
-                text=_texts(event)[k],
+                text=texts[k],
                 token=token,
                 logprobs=_logprob(event, k),
                 from_draft=isinstance(event, Round) and k < event.accepted,
                 prompt_tokens=stats.prompt_tokens,
                 prompt_tps=stats.prompt_tokens / stats.prefill_seconds,
-                generation_tokens=before + k + 1,
-                generation_tps=(before + k + 1) / _since(begun, stats.prefill_seconds),
+                generation_tokens=count,
+                generation_tps=count / _since(begun, stats.prefill_seconds),
                 peak_memory=mx.get_peak_memory() / 1e9,
-                finish_reason=event.finish_reason if last else None,
+                finish_reason=event.finish_reason if k == len(tokens) - 1 else None,
                 round=event.index if isinstance(event, Round) else 0,
                 position=k,
             )

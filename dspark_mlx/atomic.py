@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -24,13 +25,16 @@ def check_free(target: Path, overwrite: bool = False) -> None:
 def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
     """Yield a temporary sibling of `target`; on success it takes `target`'s place.
 
-    On any error the sibling is removed and `target` is as it was. With `overwrite`
-    the old folder is moved aside until the new one stands.
+    On any error the sibling is removed and `target` is as it was. With `overwrite` the old
+    folder is moved aside until the new one stands. What a killed process left is cleared.
     """
-    check_free(target, overwrite)
     target = target.absolute()
+    _clear_leftovers(target)
+    check_free(target, overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+    work = Path(
+        tempfile.mkdtemp(prefix=f".{target.name}.partial-{os.getpid()}-", dir=target.parent)
+    )
     try:
         yield work
         _sync(work)
@@ -45,7 +49,7 @@ def _swap(work: Path, target: Path) -> None:
     if not target.exists():
         work.rename(target)
         return
-    aside = target.with_name(f".{target.name}.old-{os.getpid()}")
+    aside = target.with_name(f".{target.name}.old-{os.getpid()}-")
     target.rename(aside)
     try:
         work.rename(target)
@@ -53,6 +57,31 @@ def _swap(work: Path, target: Path) -> None:
         aside.rename(target)
         raise
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def _clear_leftovers(target: Path) -> None:
+    """Remove siblings of dead processes; put back a folder that one had moved aside."""
+    if not target.parent.is_dir():
+        return
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.(partial|old)-(\d+)-")
+    for path in target.parent.iterdir():
+        found = pattern.match(path.name)
+        if not found or _alive(int(found[2])):
+            continue
+        if found[1] == "old" and not target.exists():
+            path.rename(target)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _sync(folder: Path) -> None:

@@ -51,6 +51,14 @@ def default_drafter(target: str) -> Path:
     return table_drafter(entry)
 
 
+def cached(repo: str) -> Path | None:
+    """Folder of a repository in the hub cache, or None; never asks the network."""
+    try:
+        return Path(snapshot_download(repo, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+
+
 def _folder(name: str, patterns: tuple[str, ...]) -> Path:
     path = Path(name).expanduser()
     if path.exists():

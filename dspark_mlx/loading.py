@@ -50,7 +50,7 @@ def load(
     if drafter is not False:
         where = hub.default_drafter(name) if drafter is None else hub.drafter_folder(str(drafter))
         source = open_drafter(where)
-    model = load_target(folder, name, plan.dequantize, plan.dtype)
+    model = load_target(folder, name, dequantize=plan.dequantize, dtype=plan.dtype)
     tokenizer, stops = _tokenizer(folder)
     entry = entry_of(name)
     if source is None:
@@ -65,9 +65,17 @@ def load(
 
 
 def load_target(
-    folder: Path, name: str, dequantize: bool = False, dtype: mx.Dtype | None = None
+    folder: Path,
+    name: str,
+    *,
+    dequantize: bool = False,
+    dtype: mx.Dtype | None = None,
+    lazy: bool = False,
 ) -> Target:
-    """Load a target with mlx-lm; de-quantized or cast where asked. One line on any failure."""
+    """Load a target with mlx-lm; de-quantized or cast where asked. One line on any failure.
+
+    `lazy` leaves the weights on disk until they are used.
+    """
     config = read_config(folder)
     try:
         model, config = load_model(folder, lazy=True, model_config=_flat_rope(config))
@@ -78,7 +86,8 @@ def load_target(
         dequantize_model(model)
     if dtype is not None:
         model.set_dtype(dtype)
-    mx.eval(model.parameters())
+    if not lazy:
+        mx.eval(model.parameters())
     return Target(model, config, name)
 
 

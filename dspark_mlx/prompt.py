@@ -56,9 +56,9 @@ def _from_messages(pair: Pair, messages: Messages, thinking: bool | None) -> lis
     return list(tokenizer.encode(rendered, add_special_tokens=False))
 
 
-def _checked(prompt: Sequence[int] | None, vocabulary: int) -> list[int]:
+def _checked(prompt: Any, vocabulary: int) -> list[int]:
     # numpy and mlx arrays are welcome; tolist gives plain integers
-    ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt or ())
+    ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary:
             raise OptionError(

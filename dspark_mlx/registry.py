@@ -15,9 +15,10 @@ Progress = Callable[[str], None]
 class Entry:
     """A target with the drafter made for it.
 
-    `target` and `drafter` are hub ids, or words for what this package brings along itself
-    (`built_in_target` builds it, `built_in_drafter` is its folder). `precision` is what the
-    default target repository holds. `thinking` is the chat template's default.
+    `target` and `drafter` are hub ids, or words for what this package brings along itself:
+    `built_in_target` builds the target's folder, which `built_in_folder` names when it is
+    there; `built_in_drafter` is the drafter's. `precision` is what the target's repository
+    holds. `thinking` is the chat template's default.
     """
 
     target: str
@@ -25,6 +26,7 @@ class Entry:
     precision: str
     thinking: bool | None = False
     built_in_target: Callable[[Progress | None], Path] | None = None
+    built_in_folder: Callable[[], Path | None] | None = None
     built_in_drafter: Path | None = None
 
 
@@ -42,6 +44,7 @@ MODELS = {
         "dspark-smollm2-135m (shipped with this package)",
         "bfloat16",
         built_in_target=smollm2.ensure,
+        built_in_folder=lambda: smollm2.folder() if smollm2.is_ready() else None,
         built_in_drafter=paths.assets() / "dspark-smollm2-135m",
     ),
 }

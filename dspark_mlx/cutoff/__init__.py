@@ -11,6 +11,9 @@ from .full import Fixed, Full
 from .threshold import Threshold
 
 
+__all__ = ["KNOWN", "POLICIES", "Cutoff", "Fixed", "Full", "Threshold", "parse_cutoff"]
+
+
 def parse_cutoff(value: str | Cutoff) -> Cutoff:
     """`"full"`, `"fixed:N"`, `"threshold:T"`, or a policy object, which is returned as it is."""
     if not isinstance(value, str):

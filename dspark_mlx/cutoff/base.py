@@ -13,8 +13,9 @@ class Cutoff(Protocol):
     and nothing else (method section 8.3). Each policy argues this in its docstring.
     """
 
-    needs_confidence: bool
-    """Whether `cut` reads confidences; costs one more host synchronisation per round."""
+    @property
+    def needs_confidence(self) -> bool:
+        """Whether `cut` reads confidences; costs one more host synchronisation per round."""
 
     def cap(self, drafts: int) -> int:
         """Before drafting: verify at most this many (0..drafts); only so many are drawn."""

@@ -33,6 +33,16 @@ class Proposal:
         return Proposal(self.tokens[:count], probs, self.confidence)
 
 
+class Tables(Protocol):
+    """What a drafter may borrow from its target."""
+
+    def embed(self, ids: mx.array) -> mx.array:
+        """Token ids [n] -> raw embedding rows [n, d]."""
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """[n, d] -> raw logits [n, V]."""
+
+
 class Drafter(Protocol):
     """A drafter proposes blocks from the target's hidden states; it never judges them.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,11 +13,8 @@ from dspark_mlx.config import DrafterConfig
 from dspark_mlx.heads import build_head
 from dspark_mlx.heads.confidence import ConfidenceHead
 
-from .base import Pick, Proposal
+from .base import Pick, Proposal, Tables
 from .qwen3 import Layer
-
-if TYPE_CHECKING:
-    from dspark_mlx.targets.base import Target
 
 
 @dataclass
@@ -58,11 +55,11 @@ class DSpark(nn.Module):
             self.markov_head = head
         if config.confidence is not None:
             self.confidence_head = ConfidenceHead(config)
-        self._target: Target | None = None
+        self._tables: Tables | None = None
 
-    def bind(self, target: Target) -> None:
+    def bind(self, tables: Tables) -> None:
         """Borrow the target's embedding and head where this drafter has none of its own."""
-        self._target = target
+        self._tables = tables
 
     @property
     def block_size(self) -> int:
@@ -158,7 +155,7 @@ class DSpark(nn.Module):
         return self._bound.head(hidden)
 
     @property
-    def _bound(self) -> Target:
-        if self._target is None:
-            raise RuntimeError("this drafter borrows the target's embedding: call bind first")
-        return self._target
+    def _bound(self) -> Tables:
+        if self._tables is None:
+            raise RuntimeError("this drafter borrows the target's tables: call bind first")
+        return self._tables

@@ -52,13 +52,12 @@ def empty_drafter(config: DrafterConfig) -> Any:
     """A drafter of the config's shape whose weights were never computed (quantized as stated)."""
     drafter = build_drafter(config)
     if config.quantization:
-        settings = dict(config.quantization)
-        nn.quantize(
-            drafter,
-            group_size=settings["group_size"],
-            bits=settings["bits"],
-            class_predicate=lambda path, module: settings.get("modules", {}).get(path, False),
-        )
+        group_size, modules = config.quantization["group_size"], config.quantization["modules"]
+
+        def settings_of(path: str, module: nn.Module) -> dict[str, int] | bool:
+            return path in modules and {"group_size": group_size, "bits": modules[path]}
+
+        nn.quantize(drafter, class_predicate=settings_of)
     return drafter
 
 
@@ -68,25 +67,27 @@ def quantize_drafter(
     group_size: int,
     choose: Callable[[str], int | None] = lambda path: None,
 ) -> dict[str, Any]:
-    """Quantize every matrix whose width allows it; return the config entry that says which.
+    """Quantize every matrix whose width allows it; return the config's `quantization` entry.
+
+    The entry is {"group_size": n, "modules": {path: bits}}.
 
     `choose` may give a module path its own bits (0: leave it as it is). The confidence head is
     never quantized: it is one row.
     """
     if bits not in BITS:
         raise OptionError(f"a drafter can be quantized to 4 or 8 bits, not {bits!r}")
-    modules: dict[str, Any] = {}
+    modules: dict[str, int] = {}
 
-    def settings_of(path: str, module: nn.Module) -> Any:
+    def settings_of(path: str, module: nn.Module) -> dict[str, int] | bool:
         fits = hasattr(module, "to_quantized") and module.weight.shape[-1] % group_size == 0
         own = choose(path)
         if not fits or own == 0 or path.startswith("confidence_head"):
             return False
-        modules[path] = {"group_size": group_size, "bits": own or bits}
-        return modules[path]
+        modules[path] = own or bits
+        return {"group_size": group_size, "bits": modules[path]}
 
-    nn.quantize(drafter, group_size=group_size, bits=bits, class_predicate=settings_of)
-    return {"group_size": group_size, "bits": bits, "modules": modules}
+    nn.quantize(drafter, class_predicate=settings_of)
+    return {"group_size": group_size, "modules": modules}
 
 
 def parameter_shapes(drafter: nn.Module) -> dict[str, tuple[int, ...]]:

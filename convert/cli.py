@@ -1,0 +1,85 @@
+"""`dspark-mlx convert`."""
+
+from __future__ import annotations
+
+import argparse
+
+from dspark_mlx.command import Parser
+from dspark_mlx.convert.write import Conversion, convert
+
+EXAMPLE = """\
+example:
+  dspark-mlx convert deepseek-ai/dspark_qwen3_4b_block7 -o qwen3-4b-drafter -q --q-bits 8
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    p = Parser(
+        prog="dspark-mlx convert",
+        description="Convert a PyTorch drafter checkpoint to MLX. PyTorch is not needed.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("source", help="hub id or folder (safetensors, sharded, .bin or .pt)")
+    p.add_argument("-o", "--output", required=True, metavar="DIR", help="folder to write")
+    p.add_argument("--target", help="its target: copies of the target's tables are left out")
+    p.add_argument("-q", "--quantize", action="store_true", help="quantize the matrices")
+    p.add_argument("--q-bits", type=int, choices=(4, 8), default=8, help="default 8")
+    p.add_argument("--q-group-size", type=int, choices=(32, 64, 128), default=64, help="default 64")
+    p.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), help="default: as in the source"
+    )
+    p.add_argument(
+        "--share-embeddings",
+        action="store_true",
+        help="use the target's tables even where they differ (a quantized target)",
+    )
+    p.add_argument("--overwrite", action="store_true", help="replace an existing folder")
+    return p
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = parser().parse_args(argv)
+    result = convert(
+        args.source,
+        args.output,
+        target=args.target,
+        bits=args.q_bits if args.quantize else None,
+        group_size=args.q_group_size,
+        dtype=args.dtype,
+        share_embeddings=args.share_embeddings,
+        overwrite=args.overwrite,
+    )
+    print(report(result))
+    return 0
+
+
+def report(result: Conversion) -> str:
+    """The conversion in a few lines."""
+    config = result.config
+    heads = (
+        [f"{config.markov.type} Markov head of rank {config.markov.rank}"] if config.markov else []
+    )
+    heads += ["confidence head"] if config.confidence else []
+    lines = [
+        f"read     {result.packaging}: {config.kind} ({config.backbone} form), "
+        f"{config.num_hidden_layers} layers, block {config.block_size}, "
+        f"{', '.join(heads) or 'no heads'}",
+        f"taps     outputs of layers {', '.join(map(str, config.target_layer_ids))} "
+        f"of a target with {config.num_target_layers} layers",
+    ]
+    lines += [f"dropped  {name}: {reason}" for name, reason in result.dropped.items()]
+    if config.quantization:
+        widths = ", ".join(sorted({f"{b} bits" for b in config.quantization["modules"].values()}))
+        group = config.quantization["group_size"]
+        lines.append(f"packed   {result.quantized} matrices to {widths}, group {group}")
+        if result.unquantized:
+            lines.append(f"dense    {', '.join(result.unquantized)}")
+    lines.append(
+        f"wrote    {result.output}: {result.tensors} tensors, "
+        f"{result.bytes_read / 1e6:.1f} MB -> {result.bytes_written / 1e6:.1f} MB, "
+        "read back and equal"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,165 @@
+"""The conversion: read, check, drop copies, cast, quantize, write, and read back to compare."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from dspark_mlx import hub
+from dspark_mlx.atomic import check_free, new_folder
+from dspark_mlx.checkpoints import DrafterSource, open_drafter
+from dspark_mlx.config import DrafterConfig
+from dspark_mlx.convert.provenance import provenance
+from dspark_mlx.convert.sharing import find_copies
+from dspark_mlx.drafters.weights import (
+    check_finite,
+    check_tensors,
+    empty_drafter,
+    parameter_shapes,
+    quantize_drafter,
+)
+from dspark_mlx.errors import CheckpointError, OptionError, UserError
+from dspark_mlx.loading import DTYPES, load_target
+from dspark_mlx.pair import check_fit
+
+WEIGHTS = "model.safetensors"
+
+
+@dataclass
+class Conversion:
+    """What was done. Sizes in bytes; `dropped` maps a tensor to the reason it was left out."""
+
+    output: Path
+    packaging: str
+    config: DrafterConfig
+    tensors: int = 0
+    parameters: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    dropped: dict[str, str] = field(default_factory=dict)
+    quantized: int = 0
+    unquantized: list[str] = field(default_factory=list)
+
+
+def convert(
+    source: str | Path,
+    output: str | Path,
+    *,
+    target: str | Path | None = None,
+    bits: int | None = None,
+    group_size: int = 64,
+    dtype: str | None = None,
+    share_embeddings: bool = False,
+    overwrite: bool = False,
+) -> Conversion:
+    """Convert a drafter (hub id, table name or folder) into the folder `output`.
+
+    `target` (the same kinds of name) allows dropping copies of its embedding and head, where
+    they are equal; `share_embeddings` drops them also where they are not. `bits` (4 or 8)
+    quantizes with `group_size`; `dtype` casts what stays dense. Raises a UserError for
+    anything that is wrong with source or destination; `output` appears whole or not at all.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if share_embeddings and target is None:
+        raise OptionError("sharing embeddings needs the target that they are taken from")
+    output = Path(output).expanduser()
+    check_free(output, overwrite)
+    found = open_drafter(hub.drafter_folder(str(source)))
+    with found.tensors:
+        if found.converted:
+            raise CheckpointError(f"{found.folder} is already converted; load it as it is")
+        result = Conversion(output, found.packaging, found.config)
+        weights = _read(found, result)
+    if target is not None:
+        holder = load_target(hub.target_folder(str(target)), str(target), lazy=True)
+        check_fit(holder, found.config, str(source))
+        result.dropped = find_copies(weights, holder, share_embeddings)
+    config = _without(found.config, result.dropped)
+    drafter = empty_drafter(config)
+    drafter.load_weights([(k, v) for k, v in weights.items() if k not in result.dropped])
+    if dtype is not None:
+        drafter.set_dtype(DTYPES[dtype])
+        check_finite(dict(tree_flatten(drafter.parameters())), f"{found.folder} as {dtype}")
+    if bits is not None:
+        config = _quantize(drafter, config, bits, group_size, result)
+    result.config = dataclasses.replace(
+        config, dtype=_dtype_of(drafter), source=provenance(found, str(source))
+    )
+    _write(drafter, overwrite, result)
+    return result
+
+
+def _read(found: DrafterSource, result: Conversion) -> dict[str, mx.array]:
+    """All tensors, checked by name, shape and finiteness."""
+    where = str(found.folder)
+    shapes = parameter_shapes(empty_drafter(found.config))
+    check_tensors(shapes, found.tensors.infos, where)
+    weights = {key: found.tensors.read(key) for key in found.tensors.infos}
+    check_finite(weights, where)
+    result.bytes_read = sum(value.nbytes for value in weights.values())
+    return weights
+
+
+def _quantize(
+    drafter: Any, config: DrafterConfig, bits: int, group_size: int, result: Conversion
+) -> DrafterConfig:
+    dense = set(parameter_shapes(drafter))
+    settings = quantize_drafter(drafter, bits, group_size)
+    result.quantized = len(settings["modules"])
+    result.unquantized = _left_dense(drafter, dense)
+    return dataclasses.replace(config, quantization=settings)
+
+
+def _without(config: DrafterConfig, dropped: dict[str, str]) -> DrafterConfig:
+    embeddings = "target" if "embed_tokens.weight" in dropped else config.embeddings
+    head = "target" if "lm_head.weight" in dropped else config.head
+    return dataclasses.replace(config, embeddings=embeddings, head=head)
+
+
+def _left_dense(drafter: Any, dense: set[str]) -> list[str]:
+    """Matrices that could not be quantized, for the report."""
+    shapes = parameter_shapes(drafter)
+    return sorted(
+        name for name, shape in shapes.items()
+        if name in dense and len(shape) == 2 and f"{name[:-6]}scales" not in shapes
+    )  # fmt: skip
+
+
+def _dtype_of(drafter: Any) -> str:
+    return str(drafter.norm.weight.dtype).rpartition(".")[2]
+
+
+def _write(drafter: Any, overwrite: bool, result: Conversion) -> None:
+    config, output = result.config, result.output
+    weights = dict(tree_flatten(drafter.parameters()))
+    result.tensors = len(weights)
+    result.parameters = sum(value.size for value in weights.values())
+    try:
+        with new_folder(output, overwrite) as folder:
+            mx.save_safetensors(str(folder / WEIGHTS), weights, {"format": "mlx"})
+            text = json.dumps(config.to_dict(), indent=2) + "\n"
+            (folder / "config.json").write_text(text, encoding="utf-8")
+            _compare(folder, config, weights)
+            result.bytes_written = (folder / WEIGHTS).stat().st_size
+    except (OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"could not write {output}: {reason}; nothing was left behind") from error
+
+
+def _compare(folder: Path, config: DrafterConfig, weights: dict[str, mx.array]) -> None:
+    """Read the folder back as `load` would; every bit must be the one that was meant."""
+    with open_drafter(folder).tensors as tensors:
+        written = {name: tensors.read(name) for name in tensors.infos}
+    same = set(written) == set(weights) and all(
+        value.dtype == weights[name].dtype and bool(mx.array_equal(value, weights[name]).item())
+        for name, value in written.items()
+    )
+    if not same or open_drafter(folder).config != config:
+        raise UserError(f"{folder} does not read back as it was written; is the disk sound?")
