@@ -25,8 +25,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("-o", "--output", required=True, metavar="DIR", help="folder to write")
     p.add_argument("--target", help="its target: copies of the target's tables are left out")
     p.add_argument("-q", "--quantize", action="store_true", help="quantize the matrices")
-    p.add_argument("--q-bits", type=int, choices=(4, 8), default=8, help="default 8")
-    p.add_argument("--q-group-size", type=int, choices=(32, 64, 128), default=64, help="default 64")
+    p.add_argument("--q-bits", type=int, choices=(4, 8), help="default 8")
+    p.add_argument("--q-group-size", type=int, choices=(32, 64, 128), help="default 64")
     p.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), help="default: as in the source"
     )
@@ -41,13 +41,16 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
-    args = parser().parse_args(argv)
+    p = parser()
+    args = p.parse_args(argv)
+    if not args.quantize and (args.q_bits or args.q_group_size):
+        p.error("--q-bits and --q-group-size need -q")
     result = convert(
         args.source,
         args.output,
         target=args.target,
-        bits=args.q_bits if args.quantize else None,
-        group_size=args.q_group_size,
+        bits=(args.q_bits or 8) if args.quantize else None,
+        group_size=args.q_group_size or 64,
         dtype=args.dtype,
         share_embeddings=args.share_embeddings,
         overwrite=args.overwrite,
@@ -74,7 +77,8 @@ def report(result: Conversion) -> str:
     if config.quantization:
         widths = ", ".join(sorted({f"{b} bits" for b in config.quantization["modules"].values()}))
         group = config.quantization["group_size"]
-        lines.append(f"packed   {result.quantized} matrices to {widths}, group {group}")
+        packed = f"{result.quantized} matrices to {widths}" if widths else "nothing"
+        lines.append(f"packed   {packed}, group {group}")
         if result.unquantized:
             lines.append(f"dense    {', '.join(result.unquantized)}")
     lines.append(

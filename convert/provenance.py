@@ -34,4 +34,4 @@ def sha256(path: Path) -> str:
 
 def _public(name: str, folder: Path) -> str:
     # a hub id says where to find the source again; a local path is the user's own business
-    return folder.name if Path(name).expanduser().exists() else name
+    return folder.resolve().name if Path(name).expanduser().exists() else name

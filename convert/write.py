@@ -68,17 +68,19 @@ def convert(
     if dtype is not None and dtype not in DTYPES:
         raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     if share_embeddings and target is None:
-        raise OptionError("sharing embeddings needs the target that they are taken from")
-    output = Path(output).expanduser()
-    check_free(output, overwrite)
+        raise OptionError("sharing embeddings needs the target they are taken from (--target)")
+    output = _destination(output, overwrite)
     found = open_drafter(hub.drafter_folder(str(source)))
+    _keep_apart(output, found.folder, "the source")
     with found.tensors:
         if found.converted:
             raise CheckpointError(f"{found.folder} is already converted; load it as it is")
         result = Conversion(output, found.packaging, found.config)
         weights = _read(found, result)
     if target is not None:
-        holder = load_target(hub.target_folder(str(target)), str(target), lazy=True)
+        folder = hub.target_folder(str(target))
+        _keep_apart(output, folder, "the target")
+        holder = load_target(folder, str(target), lazy=True)
         check_fit(holder, found.config, str(source))
         result.dropped = find_copies(weights, holder, share_embeddings)
     config = _without(found.config, result.dropped)
@@ -94,6 +96,23 @@ def convert(
     )
     _write(drafter, overwrite, result)
     return result
+
+
+def _destination(output: str | Path, overwrite: bool) -> Path:
+    try:
+        path = Path(output).expanduser()
+        check_free(path, overwrite)
+    except (OSError, RuntimeError, ValueError) as error:  # no access, or an unknown ~user
+        raise UserError(f"{output} cannot be written to: {error}") from error
+    _keep_apart(path, Path.cwd(), "the working folder")
+    _keep_apart(path, Path.home(), "the home folder")
+    return path
+
+
+def _keep_apart(output: Path, other: Path, what: str) -> None:
+    """Refuse a destination that would take the place of something else's folder."""
+    if other.resolve().is_relative_to(output.resolve()):
+        raise UserError(f"{output} is, or holds, {what} ({other}); choose another destination")
 
 
 def _read(found: DrafterSource, result: Conversion) -> dict[str, mx.array]:
@@ -149,7 +168,9 @@ def _write(drafter: Any, overwrite: bool, result: Conversion) -> None:
             _compare(folder, config, weights)
             result.bytes_written = (folder / WEIGHTS).stat().st_size
     except (OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
+        reason = str(error)
+        if isinstance(error, RuntimeError):  # mlx does not say why a write failed
+            reason += " (is the disk full?)"
         raise UserError(f"could not write {output}: {reason}; nothing was left behind") from error
 
 

@@ -25,22 +25,28 @@ def check_free(target: Path, overwrite: bool = False) -> None:
 def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
     """Yield a temporary sibling of `target`; on success it takes `target`'s place.
 
-    On any error the sibling is removed and `target` is as it was. With `overwrite` the old
+    On any error the sibling, and every parent made for it, is removed, and `target` is as it
+    was. With `overwrite` the old
     folder is moved aside until the new one stands. What a killed process left is cleared.
     """
     target = target.absolute()
     _clear_leftovers(target)
     check_free(target, overwrite)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(
-        tempfile.mkdtemp(prefix=f".{target.name}.partial-{os.getpid()}-", dir=target.parent)
-    )
+    made = [parent for parent in target.parents if not parent.exists()]
+    work = None
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        prefix = f".{target.name}.partial-{os.getpid()}-"
+        work = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
         yield work
         _sync(work)
         _swap(work, target)
     except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
+        if work is not None:
+            shutil.rmtree(work, ignore_errors=True)
+        for parent in made:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
         raise
 
 

@@ -12,34 +12,30 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from .errors import OptionError
+
 VARIABLE = "DSPARK_MLX_BLAS"
 OFF = ("off", "0", "none")
 SONAMES = ("libopenblas.so.0", "libopenblasp.so.0", "libopenblas.so")
 ADVICE = (
-    "dspark-mlx: no fast BLAS found, float32 will be 5 to 90 times slower; install one with "
+    "no fast BLAS, so float32 will be 5 to 90 times slower; install one with "
     f"`apt install libopenblas0-pthread` (or `pip install mkl`), or set {VARIABLE}=off to "
     "silence this line"
 )
 
 _loaded: str | None = None
-_wanted = False
+_advice: str | None = None
 
 
 def activate() -> None:
-    """Load the first BLAS that works (Linux only). `DSPARK_MLX_BLAS` names one, or "off".
-
-    Raises OSError when the variable names a library that does not load.
-    """
-    global _loaded, _wanted
+    """Load the first BLAS that works (Linux only). `DSPARK_MLX_BLAS` names one, or "off"."""
+    global _loaded, _advice
     choice = os.environ.get(VARIABLE, "")
     if not sys.platform.startswith("linux") or choice.lower() in OFF:
         return
-    if choice:
-        ctypes.CDLL(choice, mode=ctypes.RTLD_GLOBAL)
-        _loaded = choice
-        return
-    _wanted = True
-    _loaded = next(filter(_loads, _candidates()), None)
+    _loaded = next(filter(_loads, [choice] if choice else _candidates()), None)
+    if _loaded is None:
+        _advice = f"{VARIABLE}={choice} does not load" if choice else ADVICE
 
 
 def active() -> str | None:
@@ -48,11 +44,16 @@ def active() -> str | None:
 
 
 def advise() -> None:
-    """Say once on stderr how to get a fast BLAS, when one was looked for and not found."""
-    global _wanted
-    if _wanted and _loaded is None:
-        _wanted = False
-        print(ADVICE, file=sys.stderr)
+    """Say once, in one line on stderr, when a fast BLAS was looked for and not found.
+
+    Raises OptionError when the variable names a library that does not load.
+    """
+    global _advice
+    if _advice is not None and _advice is not ADVICE:
+        raise OptionError(f"{_advice}; name another library, or off")
+    if _advice is not None:
+        print(f"dspark-mlx: {_advice}", file=sys.stderr)
+        _advice = None
 
 
 def _candidates() -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -45,8 +46,8 @@ def default_drafter(target: str) -> Path:
     entry = entry_of(target)
     if entry is None:
         raise CheckpointError(
-            f"no drafter is known for {target}; name one with drafter=, or decode plainly with "
-            f"drafter=False (known targets: {', '.join(MODELS)})"
+            f"no drafter is known for {target}; name one (--drafter, drafter=) or decode without "
+            f"(--plain, drafter=False); targets with one: {', '.join(MODELS)}"
         )
     return table_drafter(entry)
 
@@ -59,23 +60,53 @@ def cached(repo: str) -> Path | None:
         return None
 
 
+def complete(folder: Path) -> bool:
+    """Whether a folder has a config and all its weights: a broken-off download has not."""
+    if not (folder / "config.json").exists():
+        return False
+    if (folder / "model.safetensors").exists():
+        return True
+    indexes = list(folder.glob("*.index.json"))
+    if indexes:
+        return any(_has_shards(index) for index in indexes)
+    return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin", "*.pt"))
+
+
+def _has_shards(index: Path) -> bool:
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return all(isinstance(name, str) and (index.parent / name).exists() for name in names)
+
+
 def _folder(name: str, patterns: tuple[str, ...]) -> Path:
-    path = Path(name).expanduser()
-    if path.exists():
+    if path := _existing(name):
         return path
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        shown = name if len(name) <= 200 else name[:200] + "..."
         raise CheckpointError(
-            f"{name!r} is neither a folder nor a hub id (owner/name) nor a known name "
+            f"{shown!r} is neither a folder nor a hub id (owner/name) nor a known name "
             f"({', '.join(MODELS)})"
         )
     return _snapshot(name, patterns)
+
+
+def _existing(name: str) -> Path | None:
+    try:
+        path = Path(name).expanduser()
+        return path if name and path.exists() else None
+    except PermissionError as error:
+        raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
+    except (OSError, RuntimeError, ValueError):  # too long for a path, or an unknown ~user
+        return None
 
 
 def _snapshot(repo: str, patterns: tuple[str, ...]) -> Path:
     """The hub cache first, without any network; then the hub itself."""
     try:
         found = Path(snapshot_download(repo, allow_patterns=list(patterns), local_files_only=True))
-        if any(found.glob("*.safetensors")) or any(found.glob("*.bin")) or HF_HUB_OFFLINE:
+        if complete(found) or HF_HUB_OFFLINE:
             return found
     except LocalEntryNotFoundError as error:
         if HF_HUB_OFFLINE:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from huggingface_hub.errors import StrictDataclassError
+from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
 from . import blas, hub
@@ -20,6 +22,11 @@ from .targets.base import Target
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 KEEP = "keep"
+# what mlx-lm and transformers raise over a folder that is not as they expect
+FOREIGN = (
+    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError,
+    ImportError, OSError, RuntimeError, StrictDataclassError,
+)  # fmt: skip
 
 
 def load(
@@ -46,6 +53,7 @@ def load(
     if drafter is True:
         raise OptionError("drafter=True means nothing; give a name, a folder, None or False")
     folder = hub.target_folder(name, progress)
+    read_config(folder)  # before any talk of drafters: is this a model at all?
     source = None
     if drafter is not False:
         where = hub.default_drafter(name) if drafter is None else hub.drafter_folder(str(drafter))
@@ -79,15 +87,15 @@ def load_target(
     config = read_config(folder)
     try:
         model, config = load_model(folder, lazy=True, model_config=_flat_rope(config))
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise CheckpointError(f"{folder} cannot be loaded as a target: {reason}") from error
+    except FOREIGN as error:
+        raise CheckpointError(f"{folder} cannot be loaded as a target: {_reason(error)}") from error
     if dequantize and ("quantization" in config or "quantization_config" in config):
         dequantize_model(model)
     if dtype is not None:
         model.set_dtype(dtype)
     if not lazy:
-        mx.eval(model.parameters())
+        # private arrays too (rotary frequencies): unevaluated, they would stay tied to this thread
+        mx.eval([value for _, value in tree_flatten(model) if isinstance(value, mx.array)])
     return Target(model, config, name)
 
 
@@ -95,7 +103,7 @@ class _Plan:
     """What precision the options mean on the device at hand."""
 
     def __init__(self, quantize: int | str | None, dtype: str | None) -> None:
-        if quantize not in (None, KEEP, *BITS) or isinstance(quantize, bool):
+        if quantize not in (None, KEEP, *BITS) or isinstance(quantize, bool | float):
             raise OptionError(f'quantize must be None, "keep", 4 or 8, not {quantize!r}')
         if dtype is not None and dtype not in DTYPES:
             raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -122,16 +130,19 @@ def _flat_rope(config: dict[str, Any]) -> dict[str, Any]:
 def _tokenizer(folder: Path) -> tuple[Any, frozenset[int]]:
     """mlx-lm's tokenizer wrapper, with the stop tokens of every file that names some."""
     stops: set[int] = set()
-    for file in ("config.json", "generation_config.json"):
-        path = folder / file
-        if path.is_file():
-            stops |= _eos_ids(json.loads(path.read_text(encoding="utf-8")))
     try:
+        for file in ("config.json", "generation_config.json"):
+            path = folder / file
+            if path.is_file():
+                stops |= _eos_ids(json.loads(path.read_text(encoding="utf-8")))
         tokenizer = load_tokenizer(folder, eos_token_ids=sorted(stops))
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, ImportError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise CheckpointError(f"{folder}: no usable tokenizer: {reason}") from error
+    except FOREIGN as error:
+        raise CheckpointError(f"{folder}: no usable tokenizer: {_reason(error)}") from error
     return tokenizer, frozenset(tokenizer.eos_token_ids)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _eos_ids(config: dict[str, Any]) -> set[int]:

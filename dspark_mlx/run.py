@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,9 +16,11 @@ from .heads.confidence import to_probability
 from .options import Options
 from .pair import Pair
 from .sampling import Draws, KeyedDraws
-from .sync import Host
+from .sync import Clock, Host
 from .text import TextStream
 from .verify import Verdict, verify_greedy, verify_sampled
+
+CLEAR_EVERY = 256  # tokens between releases of MLX's free buffers, as often as mlx-lm does
 
 
 def run_events(
@@ -39,7 +40,8 @@ def run_events(
                 yield run.round()
             yield run.finished()
     except Exception as error:
-        yield Failed(f"{type(error).__name__}: {error}", isinstance(error, UserError))
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        yield Failed(line, isinstance(error, UserError))
         raise
 
 
@@ -64,6 +66,7 @@ class Run:
         self.context: Any = pair.drafter.start() if pair.drafter else None
         self.text = TextStream(pair.tokenizer)
         self.rounds = 0
+        self._cleared_at = 0
 
     def prefill(self) -> Prefilled:
         """Process the prompt in chunks, then choose and commit the first token."""
@@ -149,7 +152,8 @@ class Run:
         remaining = self.limit - (len(self.tokens) - self.prompt_length)
         if drafter is None or remaining <= 1:
             return _nothing()
-        count = int(min(self.policy.cap(drafter.drafts_of(self.slots)), remaining - 1))
+        drafts = drafter.drafts_of(self.slots)
+        count = int(min(self.policy.cap(drafts), drafts, remaining - 1))
         if count < 1:
             return _nothing()
         drawn = drafter.propose(self.context, anchor, self.slots, count, self._pick)
@@ -202,6 +206,9 @@ class Run:
         self.tokens += committed
         self.cache.keep(len(self.tokens) - 1)
         self._remember([rows[: len(committed)] for rows in features], committed)
+        if len(self.tokens) - self._cleared_at >= CLEAR_EVERY:
+            mx.clear_cache()
+            self._cleared_at = len(self.tokens)
         if committed[-1] in self.pair.stop_ids:
             self.reason = "stop"
         elif len(self.tokens) - self.prompt_length >= self.limit:
@@ -242,22 +249,6 @@ class Run:
 def _nothing() -> Proposal:
     # made per round: an unevaluated array must not be shared between threads
     return Proposal(mx.zeros((0,), mx.int32))
-
-
-class Clock:
-    """Wall-clock seconds since it was made, and since the last lap."""
-
-    def __init__(self) -> None:
-        self._begun = self._lap = time.perf_counter()
-
-    def lap(self) -> float:
-        """Seconds since the last lap (or the beginning)."""
-        before, self._lap = self._lap, time.perf_counter()
-        return self._lap - before
-
-    def total(self) -> float:
-        """Seconds since the beginning."""
-        return time.perf_counter() - self._begun
 
 
 def _pick_logprobs(

@@ -22,7 +22,8 @@ def summary(stats: Stats, reason: str) -> str:
         lines.append("accepted    nothing was drafted (plain decoding)")
     if stats.draft_seconds is not None and stats.verify_seconds is not None:
         lines.append(_split(stats, stats.draft_seconds, stats.verify_seconds))
-    lines.append(f"memory      {stats.peak_memory:.2f} GB at peak; seed {stats.seed}")
+    if stats.seed is not None:  # the closing event came: nobody interrupted
+        lines.append(f"memory      {stats.peak_memory:.2f} GB at peak; seed {stats.seed}")
     return "\n".join(lines)
 
 

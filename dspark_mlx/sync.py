@@ -1,7 +1,8 @@
-"""The only place where the host waits for the device, so that waits can be counted."""
+"""The only place where the host waits for the device, so that waits can be counted; a clock."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,3 +28,19 @@ class Host:
         """Evaluate in one synchronisation and leave the values on the device."""
         self.syncs += 1
         mx.eval([a for a in arrays if a is not None])
+
+
+class Clock:
+    """Wall-clock seconds since it was made, and since the last lap."""
+
+    def __init__(self) -> None:
+        self._begun = self._lap = time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last lap (or the beginning)."""
+        before, self._lap = self._lap, time.perf_counter()
+        return self._lap - before
+
+    def total(self) -> float:
+        """Seconds since the beginning."""
+        return time.perf_counter() - self._begun

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import commonprefix
 from typing import Any
 
 UNFINISHED = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
@@ -24,7 +25,7 @@ class TextStream:
         """Text that this token completed, often a word piece, sometimes empty."""
         self._ids.append(token)
         window = self._decode(self._ids[self._start :])
-        if window.endswith(UNFINISHED) or len(window) <= len(self._sent):
+        if window.endswith(UNFINISHED) or self._sent.startswith(window):
             return ""
         return self._send(window)
 
@@ -33,7 +34,8 @@ class TextStream:
         return self._send(self._decode(self._ids[self._start :])) if self._ids else ""
 
     def _send(self, window: str) -> str:
-        piece = window[len(self._sent) :]
+        # a tokenizer that tidies up spaces may have changed its mind about text already sent
+        piece = window[len(commonprefix([self._sent, window])) :]
         self._start, self._done = self._done, len(self._ids)
         self._sent = self._decode(self._ids[self._start :])
         return piece

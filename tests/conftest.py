@@ -43,6 +43,7 @@ def pair_of(fixtures: Path) -> Callable[[str | bool], Pair]:
     @functools.cache
     def load_pair(drafter: str | bool) -> Pair:
         chosen = fixtures / drafter if isinstance(drafter, str) else drafter
-        return load(fixtures / "target-qwen3", chosen)
+        family = "gemma4" if isinstance(drafter, str) and "gemma4" in drafter else "qwen3"
+        return load(fixtures / f"target-{family}", chosen)
 
     return load_pair

@@ -5,10 +5,18 @@ Tensor names are taken over as they are; the modules of `drafters` bear the same
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from reprlib import repr as short
 from typing import Any
 
-from dspark_mlx.config import ConfidenceConfig, DrafterConfig, MarkovConfig, RopeConfig
+from dspark_mlx.config import (
+    ConfidenceConfig,
+    DrafterConfig,
+    MarkovConfig,
+    RopeConfig,
+    is_positive,
+    is_whole,
+)
 from dspark_mlx.errors import CheckpointError, UnsupportedError
 
 from .tensors import TensorInfo
@@ -37,6 +45,22 @@ REQUIRED = (
     "vocab_size",
 )
 
+# what a drafter may state, and the values that mean what this module takes for granted
+GRANTED: dict[str, dict[str, tuple[Any, ...]]] = {
+    "qwen3": {"hidden_act": ("silu", "swish")},
+    "gemma4": {
+        "hidden_activation": ("gelu_pytorch_tanh",),
+        "enable_moe_block": (False,),
+        "hidden_size_per_layer_input": (0,),
+        "use_double_wide_mlp": (False,),
+    },
+    "all": {
+        "attention_bias": (False,),
+        "sample_from_anchor": (True,),
+        "dflash_query_causal": (False,),
+    },
+}
+
 
 def matches(config: Mapping[str, Any]) -> bool:
     """Whether the config bears a DeepSpec architecture and none of another packaging's marks."""
@@ -46,7 +70,8 @@ def matches(config: Mapping[str, Any]) -> bool:
 def architecture_of(config: Mapping[str, Any]) -> str | None:
     """The one architecture a config names, or None."""
     names = config.get("architectures")
-    return names[0] if isinstance(names, list) and len(names) == 1 else None
+    one = names[0] if isinstance(names, list) and len(names) == 1 else None
+    return one if isinstance(one, str) else None
 
 
 def resolve(
@@ -54,73 +79,131 @@ def resolve(
 ) -> DrafterConfig:
     """State every convention of the checkpoint. Raises CheckpointError for what is missing."""
     kind, backbone = ARCHITECTURES[str(architecture_of(config))]
-    if (kind, backbone) != ("dspark", "qwen3"):
+    if kind != "dspark":
         raise UnsupportedError(
-            f"{where}: {architecture_of(config)} is a {kind} drafter of {backbone} form, which "
-            "is not supported yet; Qwen3DSparkModel is"
+            f"{where}: {architecture_of(config)} is a {kind} drafter, which is not supported yet; "
+            "Qwen3DSparkModel and Gemma4DSparkModel are"
         )
     if missing := [key for key in REQUIRED if config.get(key) is None]:
         raise CheckpointError(f"{where}: missing {', '.join(missing)}")
-    _check_types(config, where)
+    _check_types(config, backbone, where)
     depth = config["num_target_layers"]
     if config["target_layer_ids"][-1] >= depth - 1:
         raise CheckpointError(
-            f"{where}: target_layer_ids {config['target_layer_ids']} reach the final layer of a "
-            f"target with {depth} layers; DeepSpec trains on layers before it"
+            f"{where}: target_layer_ids {short(config['target_layer_ids'])} reach the final layer "
+            f"of a target with {depth} layers; DeepSpec trains on layers before it"
         )
+    taken = {key: config[key] for key in REQUIRED if key != "target_layer_ids"}
     return DrafterConfig(
         kind=kind,
         backbone=backbone,
-        **{key: config[key] for key in REQUIRED if key != "target_layer_ids"},
-        head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
-        rope=_rope(config, where),
+        **taken | FORMS[backbone](config, where),
         target_layer_ids=tuple(config["target_layer_ids"]),
         max_position_embeddings=config.get("max_position_embeddings"),
         embeddings="own" if "embed_tokens.weight" in tensors else "target",
         head="own" if "lm_head.weight" in tensors else "target",
         markov=_markov(config, where),
-        confidence=_confidence(config),
-        confidence_temperatures=_temperatures(config),
+        confidence=_confidence(config, where),
+        confidence_temperatures=_temperatures(config, where),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"),
     ).checked(where)
 
 
-def _check_types(config: Mapping[str, Any], where: str) -> None:
+def _check_types(config: Mapping[str, Any], backbone: str, where: str) -> None:
     ids = config["target_layer_ids"]
     if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
-        raise CheckpointError(f"{where}: target_layer_ids is {ids!r}, expected a list of integers")
+        raise CheckpointError(
+            f"{where}: target_layer_ids is {short(ids)}, expected a list of integers"
+        )
     for key in REQUIRED:
-        if key not in ("target_layer_ids", "rms_norm_eps") and type(config[key]) is not int:
-            raise CheckpointError(f"{where}: {key} is {config[key]!r}, expected an integer")
-    if config.get("attention_bias"):
-        raise UnsupportedError(f"{where}: attention_bias is on; no known drafter has it")
+        low = 0 if key == "mask_token_id" else 1
+        if key not in ("target_layer_ids", "rms_norm_eps") and not is_whole(config[key], low):
+            raise CheckpointError(
+                f"{where}: {key} is {short(config[key])}, expected an integer from {low} to 2**28"
+            )
+    for key, values in (GRANTED["all"] | GRANTED[backbone]).items():
+        if (value := config.get(key)) is not None and value not in values:
+            raise UnsupportedError(f"{where}: {key} {short(value)} is not supported yet")
+    kinds = config.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        raise UnsupportedError(
+            f"{where}: layer_types {short(kinds)} are not supported yet; full_attention is"
+        )
 
 
-def _rope(config: Mapping[str, Any], where: str) -> RopeConfig:
+def _qwen3_form(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     # a Qwen3-form drafter rotates the whole head by the plain rule; scaling fields and partial
     # factors found here were copied from the target's config and had no part in its training
-    nested = config.get("rope_parameters") or {}
-    theta = config.get("rope_theta", nested.get("rope_theta"))
-    if not isinstance(theta, int | float) or theta <= 0:
-        raise CheckpointError(f"{where}: rope_theta is {theta!r}, expected a positive number")
-    return RopeConfig(theta=float(theta))
+    nested = config.get("rope_parameters")
+    inner = nested.get("rope_theta") if isinstance(nested, dict) else None
+    stated = config.get("head_dim")
+    derived = config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "head_dim": derived if stated is None else stated,
+        "rope": RopeConfig(_theta(config.get("rope_theta", inner), where)),
+    }
+
+
+def _gemma4_form(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Every layer has the geometry of the target's full-attention layers (section 3.5)."""
+    every = config.get("rope_parameters")
+    full = every.get("full_attention") if isinstance(every, dict) else None
+    full = full if isinstance(full, dict) else GEMMA4_ROPE
+    shared = _flag(config, "attention_k_eq_v", where)
+    kv_heads = config.get("num_global_key_value_heads") if shared else None
+    partial = full.get("partial_rotary_factor", GEMMA4_ROPE["partial_rotary_factor"])
+    return {
+        "head_dim": config.get("global_head_dim") or config.get("head_dim"),
+        "num_key_value_heads": kv_heads or config["num_key_value_heads"],
+        "rope": RopeConfig(_theta(full.get("rope_theta"), where), partial=partial),
+        "embedding_scale": config["hidden_size"] ** 0.5,
+        "logit_softcap": config.get("final_logit_softcapping"),
+        "values_are_keys": shared,
+    }
+
+
+# what Gemma4 configs mean when they name no rope parameters
+GEMMA4_ROPE = {"rope_theta": 1e6, "partial_rotary_factor": 0.25}
+FORMS: dict[str, Callable[[Mapping[str, Any], str], dict[str, Any]]] = {
+    "qwen3": _qwen3_form,
+    "gemma4": _gemma4_form,
+}
+
+
+def _theta(value: Any, where: str) -> float:
+    if not is_positive(value):
+        raise CheckpointError(f"{where}: rope_theta is {short(value)}, expected a positive number")
+    return float(value)
 
 
 def _markov(config: Mapping[str, Any], where: str) -> MarkovConfig | None:
-    rank = config.get("markov_rank") or 0
-    if not rank:
+    rank, kind = config.get("markov_rank"), config.get("markov_head_type")
+    if rank is None or is_whole(rank, 0, 0):
         return None
-    if type(rank) is not int or rank < 0:
-        raise CheckpointError(f"{where}: markov_rank is {rank!r}, expected a whole number")
-    return MarkovConfig(type=str(config.get("markov_head_type") or "vanilla"), rank=rank)
+    if not is_whole(rank):
+        raise CheckpointError(f"{where}: markov_rank is {short(rank)}, expected a whole number")
+    return MarkovConfig(type="vanilla" if kind is None else kind, rank=rank)
 
 
-def _confidence(config: Mapping[str, Any]) -> ConfidenceConfig | None:
-    if not config.get("enable_confidence_head"):
-        return None
-    return ConfidenceConfig(with_markov=bool(config.get("confidence_head_with_markov")))
+def _confidence(config: Mapping[str, Any], where: str) -> ConfidenceConfig | None:
+    with_markov = _flag(config, "confidence_head_with_markov", where)
+    enabled = _flag(config, "enable_confidence_head", where)
+    return ConfidenceConfig(with_markov) if enabled else None
 
 
-def _temperatures(config: Mapping[str, Any]) -> tuple[float, ...] | None:
+def _temperatures(config: Mapping[str, Any], where: str) -> tuple[float, ...] | None:
     values = config.get("confidence_temperatures")
-    return None if values is None else tuple(float(v) for v in values)
+    if values is None:
+        return None
+    if not isinstance(values, list) or not all(map(is_positive, values)):
+        raise CheckpointError(
+            f"{where}: confidence_temperatures is {short(values)}, expected positive numbers"
+        )
+    return tuple(float(v) for v in values)
+
+
+def _flag(config: Mapping[str, Any], key: str, where: str) -> bool:
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(f"{where}: {key} is {short(value)}, expected true or false")
+    return bool(value)

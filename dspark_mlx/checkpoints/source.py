@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, Protocol
 
 from dspark_mlx.config import DrafterConfig
@@ -52,8 +53,8 @@ def open_drafter(folder: Path) -> DrafterSource:
     if packaging is None:
         raise CheckpointError(
             f"{where}: not a drafter of a known packaging (architectures "
-            f"{config.get('architectures')!r}, model_type {config.get('model_type')!r}); known: "
-            f"{', '.join(p.NAME for p in PACKAGINGS)}"
+            f"{short(config.get('architectures'))}, model_type {short(config.get('model_type'))}); "
+            f"known: {', '.join(p.NAME for p in PACKAGINGS)}"
         )
     tensors = open_tensors(folder)
     resolved = packaging.resolve(config, tensors.infos, where)
@@ -65,11 +66,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder; give the checkpoint's folder")
     path = folder / "config.json"
-    if not path.is_file():
-        found = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
-        raise CheckpointError(f"{folder} has no config.json (found: {found})")
     try:
+        if not path.is_file():
+            found = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
+            raise CheckpointError(f"{folder} has no config.json (found: {found})")
         config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(config, dict):

@@ -47,9 +47,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parser().parse_args(argv)
+    _check_together(args)
     text = _prompt(args)
-    if args.raw and args.system:
-        raise OptionError("--system needs the chat template; leave out --raw")
     pair = load(args.model, **model_options(args), progress=_progress)  # type: ignore[arg-type]
     asked: dict[str, Any] = {"prompt": text} if args.raw else {"messages": _messages(args, text)}
     if not args.raw:
@@ -104,22 +103,44 @@ class _Answer:
         }
 
 
+def _check_together(args: argparse.Namespace) -> None:
+    """Options that would be ignored beside each other are refused."""
+    if args.raw and args.system:
+        raise OptionError("--system needs the chat template; leave out --raw")
+    if args.raw and args.thinking is not None:
+        raise OptionError("--thinking needs the chat template; leave out --raw")
+    if args.plain and args.drafter:
+        raise OptionError("--plain runs without a drafter; leave out --drafter")
+
+
 def _prompt(args: argparse.Namespace) -> str:
     if args.prompt is not None:
-        return _not_empty(args.prompt, "--prompt")
+        return _checked(args.prompt, "--prompt")
     if args.file is not None and args.file != "-":
         try:
-            return _not_empty(Path(args.file).read_text(encoding="utf-8"), args.file)
-        except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"cannot read the prompt from {args.file}: {error}") from error
+            return _decoded(Path(args.file).read_bytes(), args.file)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise OptionError(f"cannot read the prompt from {args.file}: {reason}") from error
     if sys.stdin is None or sys.stdin.isatty():
         raise OptionError("no prompt: give --prompt TEXT, --file FILE, or pipe one in")
-    return _not_empty(sys.stdin.read(), "stdin")
+    return _decoded(sys.stdin.buffer.read(), "stdin")
 
 
-def _not_empty(text: str, source: str) -> str:
+def _decoded(raw: bytes, source: str) -> str:
+    try:
+        return _checked(raw.decode("utf-8-sig").replace("\r\n", "\n"), source)
+    except UnicodeDecodeError as error:
+        raise OptionError(
+            f"the prompt from {source} is not UTF-8 text (byte {error.start}); convert it first"
+        ) from error
+
+
+def _checked(text: str, source: str) -> str:
     if not text.strip():
         raise OptionError(f"the prompt from {source} is empty")
+    if any("\ud800" <= c <= "\udfff" for c in text):  # what bytes outside UTF-8 become in argv
+        raise OptionError(f"the prompt from {source} is not UTF-8 text; convert it first")
     return text
 
 

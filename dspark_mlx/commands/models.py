@@ -53,4 +53,5 @@ def _on_disk(folder: Path | None) -> str:
     if folder is None or not folder.is_dir():
         return "not on disk"
     size = sum(p.stat().st_size for p in folder.iterdir() if p.is_file())
-    return f"on disk ({size / 1e6:,.0f} MB)"
+    state = "on disk" if hub.complete(folder) else "partly on disk"
+    return f"{state} ({size / 1e6:,.1f} MB)"

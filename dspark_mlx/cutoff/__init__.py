@@ -10,7 +10,6 @@ from .base import Cutoff
 from .full import Fixed, Full
 from .threshold import Threshold
 
-
 __all__ = ["KNOWN", "POLICIES", "Cutoff", "Fixed", "Full", "Threshold", "parse_cutoff"]
 
 

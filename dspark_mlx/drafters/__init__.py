@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from dspark_mlx.config import DrafterConfig
 
 # (kind, backbone form) as a converted config states them -> where the class lives
-KINDS = {("dspark", "qwen3"): "dspark:DSpark"}
+KINDS = {
+    ("dspark", "qwen3"): "dspark:DSpark",
+    ("dspark", "gemma4"): "dspark:DSpark",
+}
 
 
 def build_drafter(config: DrafterConfig) -> Any:

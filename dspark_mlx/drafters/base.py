@@ -27,20 +27,21 @@ class Proposal:
     probs: mx.array | None = None
     confidence: mx.array | None = None
 
+    @classmethod
+    def of(
+        cls,
+        tokens: list[mx.array],
+        probs: list[mx.array | None],
+        confidence: mx.array | None = None,
+    ) -> Proposal:
+        """Join what `Pick` gave, draft by draft."""
+        drawn = [q for q in probs if q is not None]
+        return cls(mx.concatenate(tokens), mx.concatenate(drawn) if drawn else None, confidence)
+
     def first(self, count: int) -> Proposal:
         """The proposal cut to its first `count` drafts."""
         probs = None if self.probs is None else self.probs[:count]
         return Proposal(self.tokens[:count], probs, self.confidence)
-
-
-class Tables(Protocol):
-    """What a drafter may borrow from its target."""
-
-    def embed(self, ids: mx.array) -> mx.array:
-        """Token ids [n] -> raw embedding rows [n, d]."""
-
-    def head(self, hidden: mx.array) -> mx.array:
-        """[n, d] -> raw logits [n, V]."""
 
 
 class Drafter(Protocol):
@@ -54,6 +55,10 @@ class Drafter(Protocol):
     @property
     def block_size(self) -> int:
         """Slots of a full block."""
+
+    @property
+    def ends_at_stop(self) -> bool:
+        """Whether drafts after a drafted stop token do not count as proposed."""
 
     def start(self) -> Any:
         """An empty context."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,8 +14,12 @@ from dspark_mlx.config import DrafterConfig
 from dspark_mlx.heads import build_head
 from dspark_mlx.heads.confidence import ConfidenceHead
 
-from .base import Pick, Proposal, Tables
-from .qwen3 import Layer
+from . import gemma4, qwen3
+from .base import Pick, Proposal
+from .tables import TableUser
+
+# backbone form -> its layer
+LAYERS: dict[str, Callable[[DrafterConfig], Any]] = {"qwen3": qwen3.Layer, "gemma4": gemma4.Layer}
 
 
 @dataclass
@@ -36,30 +41,24 @@ class BlockOutput(NamedTuple):
     logits: mx.array  # [n, V], before the sequential head
 
 
-class DSpark(nn.Module):
-    """A DSpark drafter, Qwen3 form. Without heads it is DeepSpec's DFlash."""
+class DSpark(TableUser):
+    """A DSpark drafter of any backbone form. Without heads it is DeepSpec's DFlash."""
 
     def __init__(self, config: DrafterConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         width = config.hidden_size
-        self.config = config
         self.fc = nn.Linear(len(config.target_layer_ids) * width, width, bias=False)
         self.hidden_norm = nn.RMSNorm(width, eps=config.rms_norm_eps)
-        self.layers = [Layer(config) for _ in range(config.num_hidden_layers)]
-        self.norm = nn.RMSNorm(width, eps=config.rms_norm_eps)
-        if config.embeddings == "own":
-            self.embed_tokens = nn.Embedding(config.vocab_size, width)
-        if config.head == "own":
-            self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
+        self.layers = [LAYERS[config.backbone](config) for _ in range(config.num_hidden_layers)]
         if (head := build_head(config)) is not None:
             self.markov_head = head
         if config.confidence is not None:
             self.confidence_head = ConfidenceHead(config)
-        self._tables: Tables | None = None
 
-    def bind(self, tables: Tables) -> None:
-        """Borrow the target's embedding and head where this drafter has none of its own."""
-        self._tables = tables
+    @property
+    def ends_at_stop(self) -> bool:
+        """A block is drafted whole, whatever tokens are in it."""
+        return False
 
     @property
     def block_size(self) -> int:
@@ -88,14 +87,9 @@ class DSpark(nn.Module):
         if context.pending is not None:
             for layer, cache in zip(self.layers, context.caches, strict=True):
                 layer.self_attn.absorb(context.pending, cache)
-        stacked = mx.concatenate(features, axis=-1)[None].astype(self.fc_dtype)
+        stacked = mx.concatenate(features, axis=-1)[None].astype(self.dtype)
         context.pending = self.hidden_norm(self.fc(stacked))
         context.length += stacked.shape[1]
-
-    @property
-    def fc_dtype(self) -> mx.Dtype:
-        """The dtype this drafter computes in."""
-        return self.hidden_norm.weight.dtype
 
     def propose(
         self, context: Context, anchor: int, slots: int, count: int, pick: Pick
@@ -130,32 +124,10 @@ class DSpark(nn.Module):
             previous, q = pick(logits)
             tokens.append(previous)
             probs.append(q)
-        return Proposal(
-            mx.concatenate(tokens),
-            None if probs[0] is None else mx.concatenate([q for q in probs if q is not None]),
-            self.confidence(block.hidden, embedded),
-        )
+        return Proposal.of(tokens, probs, self.confidence(block.hidden, embedded))
 
     def confidence(self, hidden: mx.array, embedded: list[mx.array]) -> mx.array | None:
         """Confidence logits [n], or None without a confidence head."""
         if "confidence_head" not in self:
             return None
         return self.confidence_head(hidden, mx.concatenate(embedded) if embedded else None)
-
-    def embed(self, ids: mx.array) -> mx.array:
-        """Token ids [n] -> [n, d], from this drafter's table or the target's."""
-        if "embed_tokens" in self:
-            return self.embed_tokens(ids)
-        return self._bound.embed(ids).astype(self.fc_dtype)
-
-    def logits(self, hidden: mx.array) -> mx.array:
-        """[n, d] -> base logits [n, V], from this drafter's head or the target's."""
-        if "lm_head" in self:
-            return self.lm_head(hidden)
-        return self._bound.head(hidden)
-
-    @property
-    def _bound(self) -> Tables:
-        if self._tables is None:
-            raise RuntimeError("this drafter borrows the target's tables: call bind first")
-        return self._tables

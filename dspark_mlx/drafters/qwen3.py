@@ -54,9 +54,14 @@ class Attention(nn.Module):
         if context is not None:
             rows = mx.concatenate([context, rows], axis=1)
         shape = (1, rows.shape[1], self.kv_heads, -1)
-        keys = self.k_norm(self.k_proj(rows).reshape(shape)).transpose(0, 2, 1, 3)
-        values = self.v_proj(rows).reshape(shape).transpose(0, 2, 1, 3)
+        raw = self.k_proj(rows).reshape(shape)
+        keys = self.k_norm(raw).transpose(0, 2, 1, 3)
+        values = self.values(rows, raw).transpose(0, 2, 1, 3)
         return self.rope(keys, offset=offset), values
+
+    def values(self, rows: mx.array, raw_keys: mx.array) -> mx.array:
+        """Values [1, n, kv_heads, head_dim], of the same rows as `raw_keys` (same shape)."""
+        return self.v_proj(rows).reshape(raw_keys.shape)
 
 
 class MLP(nn.Module):

@@ -12,12 +12,13 @@ from mlx_lm.utils import dequantize_model
 
 from dspark_mlx.checkpoints import DrafterSource
 from dspark_mlx.checkpoints.tensors import TensorInfo
-from dspark_mlx.config import DrafterConfig
+from dspark_mlx.config import GROUP_SIZES, DrafterConfig
 from dspark_mlx.errors import CheckpointError, OptionError
 
 from . import build_drafter
 
 BITS = (4, 8)
+FLOATS = ("F32", "BF16", "F16")
 
 
 def load_drafter(
@@ -41,6 +42,7 @@ def load_drafter(
         dequantize_model(drafter)
     if dtype is not None:
         drafter.set_dtype(dtype)
+        check_finite(dict(tree_flatten(drafter.parameters())), f"{source.folder} as {dtype}")
     if bits is not None:
         quantize_drafter(drafter, bits, 64)
     drafter.eval()
@@ -57,7 +59,10 @@ def empty_drafter(config: DrafterConfig) -> Any:
         def settings_of(path: str, module: nn.Module) -> dict[str, int] | bool:
             return path in modules and {"group_size": group_size, "bits": modules[path]}
 
-        nn.quantize(drafter, class_predicate=settings_of)
+        try:
+            nn.quantize(drafter, class_predicate=settings_of)
+        except ValueError as error:
+            raise CheckpointError(f"the config's quantization does not fit: {error}") from error
     return drafter
 
 
@@ -76,6 +81,8 @@ def quantize_drafter(
     """
     if bits not in BITS:
         raise OptionError(f"a drafter can be quantized to 4 or 8 bits, not {bits!r}")
+    if group_size not in GROUP_SIZES:
+        raise OptionError(f"the group size must be 32, 64 or 128, not {group_size!r}")
     modules: dict[str, int] = {}
 
     def settings_of(path: str, module: nn.Module) -> dict[str, int] | bool:
@@ -98,8 +105,9 @@ def parameter_shapes(drafter: nn.Module) -> dict[str, tuple[int, ...]]:
 def check_tensors(
     expected: Mapping[str, tuple[int, ...]], found: Mapping[str, TensorInfo], where: str
 ) -> None:
-    """Raise CheckpointError listing missing, unused and wrongly shaped tensors."""
+    """Raise CheckpointError listing missing, unused, wrongly shaped and wrongly typed tensors."""
     problems = []
+    packed = {f"{name[:-6]}weight" for name in expected if name.endswith(".scales")}
     if missing := sorted(set(expected) - set(found)):
         problems.append(f"missing {_listed(missing)}")
     if unused := sorted(set(found) - set(expected)):
@@ -109,8 +117,13 @@ def check_tensors(
         for name, shape in sorted(expected.items())
         if name in found and tuple(found[name].shape) != shape
     ]
+    for name in sorted(set(expected) & set(found)):
+        dtypes = ("U32",) if name in packed else FLOATS
+        if found[name].dtype not in dtypes:
+            problems.append(f"{name} is {found[name].dtype}, expected {' or '.join(dtypes)}")
     if problems:
-        raise CheckpointError(f"{where}: {'; '.join(problems)}")
+        more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
+        raise CheckpointError(f"{where}: {'; '.join(problems[:8])}{more}")
 
 
 def check_finite(weights: Mapping[str, mx.array], where: str) -> None:

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from .base import SequentialHead
 
 # head type as written in checkpoints -> where its class lives
-HEADS = {"vanilla": "markov:VanillaHead"}
+HEADS = {
+    "vanilla": "markov:VanillaHead",
+    "gated": "gated:GatedHead",
+    "rnn": "rnn:RnnHead",
+}
 
 
 def build_head(config: DrafterConfig) -> SequentialHead | None:
@@ -27,4 +31,4 @@ def build_head(config: DrafterConfig) -> SequentialHead | None:
         )
     module, name = HEADS[config.markov.type].split(":")
     kind = getattr(import_module(f"{__name__}.{module}"), name)
-    return cast("SequentialHead", kind(config))
+    return cast("SequentialHead", kind(config.hidden_size, config.markov.rank, config.vocab_size))

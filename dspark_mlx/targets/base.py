@@ -90,6 +90,7 @@ class Tapped:
 
         Lazy; the cache grows by n.
         """
+        cache.mark()
         logits = self._model(ids[None], cache=cache.entries)
         cache.grew(ids.shape[0])
         features = [self._records.pop(i)[0] for i in self._ids]

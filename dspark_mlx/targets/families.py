@@ -35,7 +35,9 @@ class Family:
 DEFAULT = Family(path=("model", "layers"))
 
 # model_type -> where its parts are; everything not named here has the default form
-FAMILIES: dict[str, Family] = {}
+FAMILIES: dict[str, Family] = {
+    "gemma4": Family(path=("language_model", "model", "layers"), head_owner=("language_model",)),
+}
 
 
 def family_of(model: nn.Module, config: dict[str, Any]) -> Family:

@@ -4,6 +4,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from dspark_mlx import load
+
 DRAFTERS = {  # drafter folder -> golden file (packagings of one drafter share it)
     "dspark-vanilla": "dspark-vanilla",
     "dspark-vanilla-sharded": "dspark-vanilla",
@@ -11,12 +13,15 @@ DRAFTERS = {  # drafter folder -> golden file (packagings of one drafter share i
     "dspark-vanilla-bf16": "dspark-vanilla-bf16",
     "dspark-noconf": "dspark-noconf",
     "dspark-conf-nomarkov": "dspark-conf-nomarkov",
+    "dspark-gated": "dspark-gated",
+    "dspark-rnn": "dspark-rnn",
+    "dflash-deepspec": "dflash-deepspec",
+    "dspark-gemma4": "dspark-gemma4",
 }
-TOLERANCE = 1e-4
 
 
-def close(ours, golden):
-    np.testing.assert_allclose(np.array(ours), np.array(golden), atol=TOLERANCE, rtol=0)
+def close(ours, golden, tolerance=1e-4):
+    np.testing.assert_allclose(np.array(ours), np.array(golden), atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -63,19 +68,19 @@ def check_round(model, context, want):
     assert model.context_length(context) == before + features.shape[0] == positions[-1] - count + 1
 
 
-def test_target_taps(pair_of, fixtures):
-    target = pair_of(False).target
-    golden = mx.load(str(fixtures / "goldens" / "target-qwen3.safetensors"))
+@pytest.mark.parametrize(("family", "tolerance"), [("qwen3", 1e-4), ("gemma4", 5e-4)])
+def test_target_taps(fixtures, family, tolerance):
+    target = load(fixtures / f"target-{family}", False).target
+    golden = mx.load(str(fixtures / "goldens" / f"target-{family}.safetensors"))
     ids = golden["input_ids"]
-    layers = list(range(-1, 7))
-    plain = target.model(ids[None])[0]
+    layers = list(range(-1, target.depth - 1))
     logits, features = target.tapped(layers)(ids, target.new_cache())
-    assert mx.array_equal(logits, target.tapped()(ids, target.new_cache())[0])
-    close(plain, golden["logits"])
-    close(logits, golden["logits"])
-    close(features[0], golden["embedding"])
+    untapped = target.model(ids[None], cache=target.new_cache().entries)[0]
+    assert mx.array_equal(logits, untapped)
+    close(logits, golden["logits"], tolerance)
+    close(features[0], golden["embedding"], tolerance)
     for layer in layers[1:]:
-        close(features[layer + 1], golden[f"layer_{layer}"])
+        close(features[layer + 1], golden[f"layer_{layer}"], tolerance)
 
 
 def test_proposing_twice_changes_nothing(pair_of):

@@ -1,0 +1,143 @@
+"""Eagle3 (method section 11.5): one layer that drafts token by token from its own output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
+from mlx_lm.models.cache import KVCache
+
+from dspark_mlx.config import DrafterConfig
+
+from .base import Pick, Proposal
+from .qwen3 import MLP
+from .tables import TableUser
+
+
+@dataclass
+class Context:
+    """The layer's cache over committed positions, and its newest output row [1, d] (not normed)."""
+
+    cache: KVCache = field(default_factory=KVCache)
+    newest: mx.array | None = None
+    length: int = 0
+
+
+class Attention(nn.Module):
+    """Causal attention whose inputs are an embedding and a hidden row side by side."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        width, dim = config.hidden_size, config.head_dim
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.scale = dim**-0.5
+        self.q_proj = nn.Linear(2 * width, self.heads * dim, bias=False)
+        self.k_proj = nn.Linear(2 * width, self.kv_heads * dim, bias=False)
+        self.v_proj = nn.Linear(2 * width, self.kv_heads * dim, bias=False)
+        self.o_proj = nn.Linear(self.heads * dim, width, bias=False)
+        self.q_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
+        self.k_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
+        self.rope = nn.RoPE(dim, traditional=config.rope.interleaved, base=config.rope.theta)
+
+    def __call__(self, rows: mx.array, cache: KVCache) -> mx.array:
+        """[1, n, 2d] -> [1, n, d]; the cache grows by n."""
+        count, offset = rows.shape[1], cache.offset
+        mask = create_attention_mask(rows, cache)
+
+        def heads(x: mx.array, number: int) -> mx.array:
+            return x.reshape(1, count, number, -1)
+
+        queries = self.q_norm(heads(self.q_proj(rows), self.heads)).transpose(0, 2, 1, 3)
+        keys = self.k_norm(heads(self.k_proj(rows), self.kv_heads)).transpose(0, 2, 1, 3)
+        values = heads(self.v_proj(rows), self.kv_heads).transpose(0, 2, 1, 3)
+        keys, values = cache.update_and_fetch(self.rope(keys, offset=offset), values)
+        out = scaled_dot_product_attention(
+            self.rope(queries, offset=offset),
+            keys,
+            values,
+            cache=cache,
+            scale=self.scale,
+            mask=mask,
+        )
+        return self.o_proj(out.transpose(0, 2, 1, 3).reshape(1, count, -1))
+
+
+class Layer(nn.Module):
+    """u = [norm(e) ; norm(g)]; the residual is the un-normed g."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config)
+        for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm"):
+            setattr(self, name, nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps))
+
+    def __call__(self, embedded: mx.array, hidden: mx.array, cache: KVCache) -> mx.array:
+        """Rows e and g, [1, n, d] each -> [1, n, d]."""
+        both = mx.concatenate([self.input_layernorm(embedded), self.hidden_norm(hidden)], axis=-1)
+        hidden = hidden + self.self_attn(both, cache)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class Eagle3(TableUser):
+    """An Eagle3 drafter, Qwen3 form. A row pairs position i's features with token i + 1."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
+        width = config.hidden_size
+        self.fc = nn.Linear(len(config.target_layer_ids) * width, width, bias=False)
+        self.layers = [Layer(config)]
+
+    @property
+    def block_size(self) -> int:
+        """Most drafts of a proposal."""
+        return self.config.block_size
+
+    @property
+    def ends_at_stop(self) -> bool:
+        """A proposal ends with the first stop token in it."""
+        return True
+
+    def drafts_of(self, slots: int) -> int:
+        """One draft per step."""
+        return slots
+
+    def start(self) -> Context:
+        """An empty context."""
+        return Context()
+
+    def context_length(self, context: Context) -> int:
+        """Committed positions covered."""
+        return context.length
+
+    def context_arrays(self, context: Context) -> list[mx.array]:
+        """Keys, values and the newest row."""
+        if context.newest is None:
+            return []
+        return [context.cache.keys, context.cache.values, context.newest]
+
+    def extend(self, context: Context, features: list[mx.array], following: mx.array) -> None:
+        """Run the layer on features ([n, d] per tapped layer) paired with the next tokens [n]."""
+        stacked = mx.concatenate(features, axis=-1)[None].astype(self.dtype)
+        out = self.layers[0](self.embed(following)[None], self.fc(stacked), context.cache)
+        context.newest = out[0, -1:]
+        context.length += stacked.shape[1]
+
+    def propose(
+        self, context: Context, anchor: int, slots: int, count: int, pick: Pick
+    ) -> Proposal:
+        """See Drafter.propose; the anchor is already in the context's newest row."""
+        assert context.newest is not None
+        hidden: Any = context.newest
+        tokens, probs = [], []
+        for k in range(count):
+            token, q = pick(self.logits(self.norm(hidden)))
+            tokens.append(token)
+            probs.append(q)
+            if k + 1 < count:
+                hidden = self.layers[0](self.embed(token)[None], hidden[None], context.cache)[0]
+        context.cache.trim(context.cache.offset - context.length)
+        return Proposal.of(tokens, probs)

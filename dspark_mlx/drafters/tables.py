@@ -1,0 +1,64 @@
+"""Embedding and output head of a drafter: its own, or the target's."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from dspark_mlx.config import DrafterConfig
+
+
+class Tables(Protocol):
+    """What a drafter may borrow from its target."""
+
+    def embed(self, ids: mx.array) -> mx.array:
+        """Token ids [n] -> raw embedding rows [n, d]."""
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """[n, d] -> raw logits [n, V]."""
+
+
+class TableUser(nn.Module):
+    """Base of drafter modules; `embed_tokens` and `lm_head` exist where the config says "own"."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        if config.embeddings == "own":
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        if config.head == "own":
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self._tables: Tables | None = None
+
+    def bind(self, tables: Tables) -> None:
+        """Borrow the target's tables where this drafter has none of its own."""
+        self._tables = tables
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The dtype this drafter computes in."""
+        return self.norm.weight.dtype
+
+    def embed(self, ids: mx.array) -> mx.array:
+        """Token ids [n] -> [n, d], scaled as the config says."""
+        own = "embed_tokens" in self
+        rows = self.embed_tokens(ids) if own else self._bound.embed(ids).astype(self.dtype)
+        if self.config.embedding_scale == 1.0:
+            return rows
+        # the reference rounds the factor to the weights' dtype first
+        return rows * mx.array(self.config.embedding_scale, rows.dtype)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Rows after the final norm [n, d] -> base logits [n, V], capped as the config says."""
+        logits = self.lm_head(hidden) if "lm_head" in self else self._bound.head(hidden)
+        cap = self.config.logit_softcap
+        return logits if cap is None else cap * mx.tanh(logits / cap)
+
+    @property
+    def _bound(self) -> Tables:
+        if self._tables is None:
+            raise RuntimeError("this drafter borrows the target's tables: call bind first")
+        return self._tables

@@ -1,0 +1,31 @@
+"""The recurrent head: a state carries more than one token of the block (method section 4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .markov import VanillaHead
+
+
+class RnnHead(VanillaHead):
+    """[G; C; O] = W_J [s ; e ; h] + b_J; the bias is W2 tanh(O), the state a gated mix."""
+
+    def __init__(self, width: int, rank: int, vocab_size: int) -> None:
+        super().__init__(width, rank, vocab_size)
+        self.rank = rank
+        self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
+
+    def start(self) -> mx.array:
+        """s_0 = 0, [1, r]; every block begins anew."""
+        return mx.zeros((1, self.rank))
+
+    def bias(self, state: Any, embedded: mx.array, hidden: mx.array) -> tuple[mx.array, Any]:
+        """B_k [1, V] from the state before this position, and the state after it."""
+        features = mx.concatenate([state.astype(embedded.dtype), embedded, hidden], axis=-1)
+        gate, candidate, output = mx.split(self.joint_proj(features), 3, axis=-1)
+        keep = mx.sigmoid(gate)
+        following = keep * state + (1 - keep) * mx.tanh(candidate)
+        return self.markov_w2(mx.tanh(output)), following
