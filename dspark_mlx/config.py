@@ -67,7 +67,7 @@ class DrafterConfig:
     vocab_size: int
     rope: RopeConfig
     block_size: int
-    mask_token_id: int
+    mask_token_id: int | None  # None: this kind drafts without masks
     target_layer_ids: tuple[int, ...]
     num_target_layers: int
     max_position_embeddings: int | None = None
@@ -197,7 +197,8 @@ def _wrong_value(c: DrafterConfig) -> str | None:
             return f"{name} is {short(value)}, known: {', '.join(known)}"
     if not is_whole(c.predict_from_slot, 0, c.block_size - 1):
         return f"predict_from_slot is {short(c.predict_from_slot)}, expected a slot of the block"
-    if not is_whole(c.mask_token_id, 0, c.vocab_size - 1):
+    masked = c.mask_token_id is not None or c.kind != "eagle3"
+    if masked and not is_whole(c.mask_token_id, 0, c.vocab_size - 1):
         return f"mask_token_id {short(c.mask_token_id)} is outside the vocabulary of {c.vocab_size}"
     return None
 

@@ -49,7 +49,7 @@ def check_fit(target: Target, drafter: DrafterConfig, name: str = "the drafter")
     deepest = max(drafter.target_layer_ids)
     if deepest >= target.depth:
         wrong.append(f"tapped layer {deepest} of a target with {target.depth} layers")
-    if drafter.mask_token_id >= target.vocab_size:
+    if drafter.mask_token_id is not None and drafter.mask_token_id >= target.vocab_size:
         wrong.append(
             f"mask token {drafter.mask_token_id} beyond the target's vocabulary of "
             f"{target.vocab_size}"

@@ -10,9 +10,10 @@ from mlx_lm.generate import wired_limit
 
 from .cutoff import Cutoff
 from .drafters.base import Proposal
-from .errors import OptionError, PairError, UserError
+from .errors import UserError
 from .events import Event, Failed, Finished, Prefilled, Round
 from .heads.confidence import to_probability
+from .limits import block_slots, token_limit
 from .options import Options
 from .pair import Pair
 from .sampling import Draws, KeyedDraws
@@ -54,13 +55,13 @@ class Run:
         self.pair, self.options = pair, options
         self.tokens = list(prompt)  # the committed record: prompt, then output
         self.prompt_length = len(self.tokens)
-        self.limit = _limit(pair, self.prompt_length, options)
+        self.limit = token_limit(pair, self.prompt_length, options)
         self.reason: str | None = None if self.limit > 0 else "length"
         self.sampling = options.sampling
         self.seed = options.resolved_seed
         self.draws = draws or KeyedDraws(self.seed)
         self.policy: Cutoff = options.policy
-        self.slots = _slots(pair, options, self.policy)
+        self.slots = block_slots(pair, options, self.policy)
         self.host = Host()
         self.cache = pair.target.new_cache()
         self.context: Any = pair.drafter.start() if pair.drafter else None
@@ -112,7 +113,7 @@ class Run:
             # without a block nothing else would bring the context up to date
             behind=() if drawn.tokens.size else self._context_arrays(),
         )
-        verified = drafts.tokens.size
+        proposed, verified = self._counted(proposed, drafts.tokens.size)
         committed, origin = self._ending(proposed[:accepted], final, verified)
         self._commit(committed, features)
         self.rounds += 1
@@ -186,6 +187,17 @@ class Run:
             self.draws.token,
         )
 
+    def _counted(self, proposed: list[int], verified: int) -> tuple[list[int], int]:
+        """Proposed tokens and verified length, for kinds whose proposals end with a stop token.
+
+        What was drafted behind it could never have been committed.
+        """
+        if self.pair.drafter is not None and self.pair.drafter.ends_at_stop:
+            for k, token in enumerate(proposed):
+                if token in self.pair.stop_ids:
+                    return proposed[: k + 1], min(verified, k + 1)
+        return proposed, verified
+
     def _ending(
         self, accepted: list[int], final: list[int], verified: int
     ) -> tuple[list[int], str | None]:
@@ -258,33 +270,3 @@ def _pick_logprobs(
     if values is None:
         return None
     return tuple([*values[: committed - 1], values[-1]] if origin else values[:committed])
-
-
-def _limit(pair: Pair, prompt_length: int, options: Options) -> float:
-    """How many tokens may be generated: the option, within the target's context."""
-    if prompt_length == 0:
-        raise OptionError("the prompt is empty; give at least one token")
-    context = pair.target.context_limit
-    if context is None:
-        return options.token_limit
-    if prompt_length >= context:
-        raise OptionError(
-            f"the prompt has {prompt_length} tokens, {pair.target.name} has room for {context}; "
-            "shorten it"
-        )
-    return min(options.token_limit, context - prompt_length)
-
-
-def _slots(pair: Pair, options: Options, policy: Cutoff) -> int:
-    """Slots per block; checks the options that concern the drafter."""
-    if pair.drafter is None:
-        return 0
-    full = pair.drafter.block_size
-    if options.block_size is not None and options.block_size > full:
-        raise OptionError(
-            f"block_size {options.block_size} is more than the {full} slots this drafter was "
-            "trained for"
-        )
-    if policy.needs_confidence and pair.drafter.config.confidence is None:
-        raise PairError("this cutoff needs a confidence head, and this drafter has none")
-    return options.block_size or full

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from os.path import commonprefix
 from typing import Any
 
 UNFINISHED = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
@@ -35,7 +34,13 @@ class TextStream:
 
     def _send(self, window: str) -> str:
         # a tokenizer that tidies up spaces may have changed its mind about text already sent
-        piece = window[len(commonprefix([self._sent, window])) :]
+        piece = window[_shared(self._sent, window) :]
         self._start, self._done = self._done, len(self._ids)
         self._sent = self._decode(self._ids[self._start :])
         return piece
+
+
+def _shared(a: str, b: str) -> int:
+    """Length of the common beginning."""
+    unlike = (k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(unlike, min(len(a), len(b)))

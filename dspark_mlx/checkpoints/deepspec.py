@@ -31,10 +31,10 @@ ARCHITECTURES = {
     "Gemma4Eagle3Model": ("eagle3", "gemma4"),
 }
 
+# an Eagle3 config counts unrolled steps and has no mask
+BLOCK = {"dspark": ("block_size", "mask_token_id"), "eagle3": ("ttt_length",)}
 REQUIRED = (
-    "block_size",
     "target_layer_ids",
-    "mask_token_id",
     "num_target_layers",
     "hidden_size",
     "intermediate_size",
@@ -79,14 +79,10 @@ def resolve(
 ) -> DrafterConfig:
     """State every convention of the checkpoint. Raises CheckpointError for what is missing."""
     kind, backbone = ARCHITECTURES[str(architecture_of(config))]
-    if kind != "dspark":
-        raise UnsupportedError(
-            f"{where}: {architecture_of(config)} is a {kind} drafter, which is not supported yet; "
-            "Qwen3DSparkModel and Gemma4DSparkModel are"
-        )
-    if missing := [key for key in REQUIRED if config.get(key) is None]:
+    required = (*BLOCK[kind], *REQUIRED)
+    if missing := [key for key in required if config.get(key) is None]:
         raise CheckpointError(f"{where}: missing {', '.join(missing)}")
-    _check_types(config, backbone, where)
+    _check_types(config, required, backbone, where)
     depth = config["num_target_layers"]
     if config["target_layer_ids"][-1] >= depth - 1:
         raise CheckpointError(
@@ -94,6 +90,8 @@ def resolve(
             f"of a target with {depth} layers; DeepSpec trains on layers before it"
         )
     taken = {key: config[key] for key in REQUIRED if key != "target_layer_ids"}
+    taken["block_size"] = config[BLOCK[kind][0]]
+    taken["mask_token_id"] = config["mask_token_id"] if kind == "dspark" else None
     return DrafterConfig(
         kind=kind,
         backbone=backbone,
@@ -109,13 +107,15 @@ def resolve(
     ).checked(where)
 
 
-def _check_types(config: Mapping[str, Any], backbone: str, where: str) -> None:
+def _check_types(
+    config: Mapping[str, Any], required: tuple[str, ...], backbone: str, where: str
+) -> None:
     ids = config["target_layer_ids"]
     if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
         raise CheckpointError(
             f"{where}: target_layer_ids is {short(ids)}, expected a list of integers"
         )
-    for key in REQUIRED:
+    for key in required:
         low = 0 if key == "mask_token_id" else 1
         if key not in ("target_layer_ids", "rms_norm_eps") and not is_whole(config[key], low):
             raise CheckpointError(

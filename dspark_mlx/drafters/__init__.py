@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 KINDS = {
     ("dspark", "qwen3"): "dspark:DSpark",
     ("dspark", "gemma4"): "dspark:DSpark",
+    ("eagle3", "qwen3"): "eagle3:Eagle3",
 }
 
 

@@ -100,7 +100,9 @@ class DSpark(TableUser):
 
     def run_block(self, context: Context, anchor: int, slots: int, count: int) -> BlockOutput:
         """One parallel pass over [anchor, MASK x (slots - 1)]; the head only on `count` rows."""
-        ids = mx.array([anchor] + [self.config.mask_token_id] * (slots - 1))
+        mask = self.config.mask_token_id
+        assert mask is not None
+        ids = mx.array([anchor] + [mask] * (slots - 1))
         rows = self.embed(ids)[None]
         for layer, cache in zip(self.layers, context.caches, strict=True):
             rows = layer(rows, context.pending, cache)

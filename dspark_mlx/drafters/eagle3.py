@@ -11,6 +11,7 @@ from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attenti
 from mlx_lm.models.cache import KVCache
 
 from dspark_mlx.config import DrafterConfig
+from dspark_mlx.errors import UnsupportedError
 
 from .base import Pick, Proposal
 from .qwen3 import MLP
@@ -87,6 +88,11 @@ class Eagle3(TableUser):
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)
+        if config.num_hidden_layers != 1:
+            raise UnsupportedError(
+                f"an Eagle3 drafter with {config.num_hidden_layers} layers is not supported; "
+                "one layer is"
+            )
         width = config.hidden_size
         self.fc = nn.Linear(len(config.target_layer_ids) * width, width, bias=False)
         self.layers = [Layer(config)]

@@ -100,7 +100,7 @@ WRONG = [
     ("attention_bias", True, "attention_bias True is not supported yet"),
     ("sample_from_anchor", False, "sample_from_anchor False is not supported yet"),
     ("layer_types", ["sliding_attention"], "full_attention is"),
-    ("architectures", ["Qwen3Eagle3Model"], "eagle3 drafter"),
+    ("architectures", ["Qwen3Eagle3Model"], "missing ttt_length"),
     ("architectures", ["Qwen3ForCausalLM"], "not a drafter of a known packaging"),
     ("architectures", ["DFlashDraftModel"], "not a drafter of a known packaging"),
     ("architectures", ["A", "B"], "not a drafter of a known packaging"),

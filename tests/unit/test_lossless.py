@@ -32,7 +32,7 @@ def scripted(target, reference, script, **more):
     return ScriptedDrafter(target, scripts(reference, target.vocab_size)[script], **more)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("form", ["qwen3", "llama"])
 def test_any_script(form, seed):
     """Every script, at a random block, cutoff, confidence, chunk size and limit."""
@@ -60,11 +60,11 @@ def test_blocks_and_cutoffs(block):
         (f"first {k} right", "full") for k in range(block)
     ]:
         drafter = scripted(target, reference, script, block=block, confidence=falling)
-        rounds = check_run(pair_with(target, drafter), reference, 18, cutoff=cutoff)
+        rounds = check_run(pair_with(target, drafter), reference, 16, cutoff=cutoff)
         right = int(script.split()[1]) if script != "oracle" else block
         kept = {"fixed:0": 0, "fixed:1": 1, "fixed:3": 3, "threshold:0.65": 3,
                 "threshold:1": 0}.get(cutoff, block)  # fmt: skip
-        left = 17
+        left = 15
         for event in rounds:
             assert event.verified == min(kept, block, left - 1)
             assert event.accepted == min(event.verified, right)

@@ -170,7 +170,7 @@ def long_run(p, script, cutoff, block, slots, length, confidence=uncertain, **op
 def test_law_of_a_long_run(cutoff, block, slots, options):
     """Every transition of one generation follows the target's table, wherever rounds begin."""
     p, q = random_table(3, V, 1.2), np.random.default_rng(4).standard_normal((V, V))
-    rounds, tokens = long_run(p, markov_script(q), cutoff, block, slots, 800, **options)
+    rounds, tokens = long_run(p, markov_script(q), cutoff, block, slots, 700, **options)
     law = np.array(Sampling(**options).probabilities(mx.array(p.astype(np.float32))))
     counts = np.zeros((V, V, V))
     np.add.at(counts, (tokens[:-2], tokens[1:-1], tokens[2:]), 1)
@@ -202,7 +202,7 @@ def test_law_of_many_short_runs():
     pair = pair_with(target, ScriptedDrafter(target, markov_script(q), block=2))
     runs = np.array([
         generate(pair, [0, 1], max_tokens=4, temperature=1.0, seed=seed).tokens
-        for seed in range(450)
+        for seed in range(400)
     ])  # fmt: skip
     law = np.array(Sampling(1.0).probabilities(mx.array(p.astype(np.float32))))
     assert chi_square(np.bincount(runs[:, 0], minlength=V), law[0, 1]) > LEAST
@@ -260,7 +260,7 @@ def telling(tokens):
 def test_two_token_counterexample(cutoff, law, lengths):
     """A causal cut keeps (0.7, 0.3); the hindsight of Appendix A gives (0.85, 0.15), and shows."""
     rounds, _ = long_run(
-        np.log([0.7, 0.3]), markov_script(np.log(np.full((2, 2), 0.5))), cutoff, 2, None, 1000,
+        np.log([0.7, 0.3]), markov_script(np.log(np.full((2, 2), 0.5))), cutoff, 2, None, 800,
         confidence=telling, temperature=1.0,
     )  # fmt: skip
     rounds = rounds[:-1]
