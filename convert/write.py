@@ -18,6 +18,7 @@ from dspark_mlx.config import DrafterConfig
 from dspark_mlx.convert.provenance import provenance
 from dspark_mlx.convert.sharing import find_copies
 from dspark_mlx.drafters.weights import (
+    check_draft_ids,
     check_finite,
     check_tensors,
     empty_drafter,
@@ -122,6 +123,7 @@ def _read(found: DrafterSource, result: Conversion) -> dict[str, mx.array]:
     check_tensors(shapes, found.tensors.infos, where)
     weights = {key: found.tensors.read(key) for key in found.tensors.infos}
     check_finite(weights, where)
+    check_draft_ids(weights, found.config.vocab_size, where)
     result.bytes_read = sum(value.nbytes for value in weights.values())
     return weights
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from reprlib import repr as short
 from typing import Any
 
+from .config_rules import first_problem
 from .errors import CheckpointError
 
 FORMAT = "dspark-mlx"
 FORMAT_VERSION = 1
-MAX_SIZE = 2**28  # mlx keeps dimensions as int32; some are sums of several sizes
-MAX_LAYERS = 1024
-GROUP_SIZES = (32, 64, 128)  # of quantization, those that mlx has
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,29 @@ class RopeConfig:
     """Rotary embedding; `interleaved` pairs neighbours, else halves.
 
     `partial` below 1 is the "proportional" form: frequencies run over the whole head, and only
-    that share of the pairs, the fastest, is rotated.
+    that share of the pairs, the fastest, is rotated. `scaling` holds the parameters of another
+    rope type (YaRN) where the drafter was trained with it.
     """
 
     theta: float
     interleaved: bool = False
     partial: float = 1.0
+    scaling: Mapping[str, Any] | None = None
+
+    def parameters(self) -> dict[str, Any]:
+        """In the form of transformers' rope_parameters."""
+        if self.partial < 1:
+            return {"rope_type": "proportional", "partial_rotary_factor": self.partial}
+        return dict(self.scaling or {"rope_type": "default"})
+
+
+@dataclass(frozen=True)
+class LayerMask:
+    """What a layer's block rows see: context within `window` positions (None: all of it), and
+    of their own block every slot, or with `causal` the slots up to their own."""
+
+    window: int | None = None
+    causal: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,8 +66,11 @@ class DrafterConfig:
 
     `target_layer_ids` always means "output of decoder layer i" (-1: the embedding's output),
     whatever the source's own convention was. `embeddings` and `head` are "own" or "target".
-    `embedding_scale` multiplies embedding rows; `logit_softcap` c bends base logits to
-    c tanh(x / c); `values_are_keys`: no value projection, values are the raw keys.
+    `embedding_scale` multiplies embedding rows, `output_multiplier` base logits; `logit_softcap`
+    c bends base logits to c tanh(x / c); `values_are_keys`: no value projection, values are the
+    raw keys. `layer_masks`: one per layer. `attention_sinks`: a stored logit per head that takes
+    part in the softmax. `draft_vocab_size`: the head has so many rows, and a stored `draft_ids`
+    says which target token each row means.
     """
 
     kind: str
@@ -74,10 +92,13 @@ class DrafterConfig:
     embeddings: str = "own"
     head: str = "own"
     predict_from_slot: int = 0
-    block_mask: str = "bidirectional"
+    layer_masks: tuple[LayerMask, ...] = ()
+    attention_sinks: bool = False
     tap_convention: str = "layer_output"
     embedding_scale: float = 1.0
+    output_multiplier: float = 1.0
     logit_softcap: float | None = None
+    draft_vocab_size: int | None = None
     values_are_keys: bool = False
     markov: MarkovConfig | None = None
     confidence: ConfidenceConfig | None = None
@@ -85,6 +106,15 @@ class DrafterConfig:
     dtype: str = "bfloat16"
     quantization: Mapping[str, Any] | None = None
     source: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of the drafter's head and of its Markov output table."""
+        return self.draft_vocab_size or self.vocab_size
+
+    def mask_of(self, layer: int) -> LayerMask:
+        """What layer `layer` sees."""
+        return self.layer_masks[layer] if self.layer_masks else LayerMask()
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready form that `from_dict` reads back to an equal config."""
@@ -108,145 +138,25 @@ class DrafterConfig:
             if body.get(key) is not None:
                 _check_keys(kind, body[key], f"{where}: {key}")
                 body[key] = kind(**body[key])
-        for key in ("target_layer_ids", "confidence_temperatures"):
+        for key in ("target_layer_ids", "confidence_temperatures", "layer_masks"):
             if isinstance(body.get(key), list):
                 body[key] = tuple(body[key])
+        body["layer_masks"] = _read_masks(body.get("layer_masks", ()), where)
         return cls(**body).checked(where)
 
     def checked(self, where: str) -> DrafterConfig:
         """Return self; raise CheckpointError for the first value that cannot be."""
-        for rule in (_wrong_size, _wrong_value, _wrong_taps, _wrong_heads, _wrong_packing):
-            if problem := rule(self):
-                raise CheckpointError(f"{where}: {problem}")
+        if problem := first_problem(self):
+            raise CheckpointError(f"{where}: {problem}")
         return self
 
 
-_SIZES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "block_size",
-    "num_target_layers",
-)
-_CHOICES = {
-    "embeddings": ("own", "target"),
-    "head": ("own", "target"),
-    "block_mask": ("bidirectional",),
-    "tap_convention": ("layer_output",),
-}
-
-
-def is_whole(value: object, low: int = 1, high: int = MAX_SIZE) -> bool:
-    """Whether a value from a config is an integer (no bool) within bounds."""
-    return type(value) is int and low <= value <= high
-
-
-def is_positive(value: object) -> bool:
-    """Whether a value from a config is a finite number above zero."""
-    return type(value) in (int, float) and 0 < value < 1e30  # type: ignore[operator]
-
-
-def _wrong_size(c: DrafterConfig) -> str | None:
-    for name in _SIZES:
-        if not is_whole(value := getattr(c, name)):
-            return f"{name} is {short(value)}, expected a positive integer (to 2**28)"
-    for name in ("num_hidden_layers", "num_target_layers", "block_size"):
-        if getattr(c, name) > MAX_LAYERS:
-            return f"{name} is {getattr(c, name)}, more than the {MAX_LAYERS} that make sense"
-    if max(c.num_attention_heads, c.num_key_value_heads) * c.head_dim > MAX_SIZE:
-        return f"{c.num_attention_heads} heads of size {c.head_dim} are too large"
-    if c.num_attention_heads % c.num_key_value_heads:
-        return (
-            f"{c.num_attention_heads} attention heads cannot be shared by "
-            f"{c.num_key_value_heads} key/value heads"
-        )
-    return None
-
-
-# field (dotted into nested configs) -> (test of its value, what is expected)
-_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "kind": (lambda v: isinstance(v, str), "a name"),
-    "backbone": (lambda v: isinstance(v, str), "a name"),
-    "dtype": (lambda v: isinstance(v, str), "a name"),
-    "max_position_embeddings": (lambda v: v is None or is_whole(v), "an integer"),
-    "rms_norm_eps": (lambda v: is_positive(v) and v < 1, "a small positive number"),
-    "rope": (lambda v: isinstance(v, RopeConfig), "an object"),
-    "rope.theta": (is_positive, "a positive number"),
-    "rope.interleaved": (lambda v: isinstance(v, bool), "true or false"),
-    "rope.partial": (lambda v: is_positive(v) and v <= 1, "a share of the head"),
-    "embedding_scale": (is_positive, "a positive number"),
-    "logit_softcap": (lambda v: v is None or is_positive(v), "a positive number"),
-    "values_are_keys": (lambda v: isinstance(v, bool), "true or false"),
-    "source": (lambda v: isinstance(v, Mapping), "an object"),
-}
-
-
-def _wrong_value(c: DrafterConfig) -> str | None:
-    for name, (good, expected) in _VALUES.items():
-        value: Any = c
-        for part in name.split("."):
-            value = getattr(value, part)
-        if not good(value):
-            return f"{name} is {short(value)}, expected {expected}"
-    for name, known in _CHOICES.items():
-        if (value := getattr(c, name)) not in known:
-            return f"{name} is {short(value)}, known: {', '.join(known)}"
-    if not is_whole(c.predict_from_slot, 0, c.block_size - 1):
-        return f"predict_from_slot is {short(c.predict_from_slot)}, expected a slot of the block"
-    masked = c.mask_token_id is not None or c.kind != "eagle3"
-    if masked and not is_whole(c.mask_token_id, 0, c.vocab_size - 1):
-        return f"mask_token_id {short(c.mask_token_id)} is outside the vocabulary of {c.vocab_size}"
-    return None
-
-
-def _wrong_taps(c: DrafterConfig) -> str | None:
-    ids = c.target_layer_ids
-    if not isinstance(ids, tuple) or not all(is_whole(i, -1) for i in ids):
-        return f"target_layer_ids is {short(ids)}, expected a list of integers from -1 on"
-    if not ids or list(ids) != sorted(set(ids)):
-        return f"target_layer_ids {short(list(ids))} must be a non-empty, strictly increasing list"
-    if ids[-1] >= c.num_target_layers:
-        return f"target_layer_ids reach {ids[-1]} in a target with {c.num_target_layers} layers"
-    if len(ids) * c.hidden_size > MAX_SIZE:
-        return f"hidden_size {c.hidden_size} is too large for {len(ids)} tapped layers"
-    return None
-
-
-def _wrong_heads(c: DrafterConfig) -> str | None:
-    if c.markov is not None:
-        if not isinstance(c.markov.type, str):
-            return f"markov head type is {short(c.markov.type)}, expected a name"
-        if not is_whole(c.markov.rank):
-            return f"markov rank is {short(c.markov.rank)}, expected a positive integer"
-    if c.confidence is not None:
-        if not isinstance(c.confidence.with_markov, bool):
-            return f"confidence with_markov is {short(c.confidence.with_markov)}, expected a bool"
-        if c.confidence.with_markov and not c.markov:
-            return "the confidence head asks for a Markov head; none given"
-    scale = c.confidence_temperatures
-    if scale is not None and not (isinstance(scale, tuple) and all(map(is_positive, scale))):
-        return f"confidence_temperatures is {short(scale)}, expected a list of positive numbers"
-    return None
-
-
-def _wrong_packing(c: DrafterConfig) -> str | None:
-    packing = c.quantization
-    if packing is None:
-        return None
-    if not isinstance(packing, Mapping) or set(packing) != {"group_size", "modules"}:
-        return f"quantization is {short(packing)}, expected group_size and modules"
-    group, modules = packing["group_size"], packing["modules"]
-    if group not in GROUP_SIZES:
-        return f"quantization group_size is {short(group)}, expected 32, 64 or 128"
-    if not isinstance(modules, Mapping) or not all(
-        b in (2, 3, 4, 5, 6, 8) for b in modules.values()
-    ):
-        return "quantization modules must map module paths to bits (2 to 6, or 8)"
-    return None
+def _read_masks(masks: Any, where: str) -> tuple[LayerMask, ...]:
+    if not isinstance(masks, tuple):
+        raise CheckpointError(f"{where}: layer_masks is {short(masks)}, expected a list of objects")
+    for mask in masks:
+        _check_keys(LayerMask, mask, f"{where}: layer_masks")
+    return tuple(LayerMask(**mask) for mask in masks)
 
 
 def _check_keys(kind: Any, data: Any, where: str) -> None:

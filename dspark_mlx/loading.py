@@ -8,7 +8,6 @@ from typing import Any
 
 import mlx.core as mx
 from huggingface_hub.errors import StrictDataclassError
-from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
 from . import blas, hub
@@ -18,6 +17,7 @@ from .drafters.weights import BITS, load_drafter
 from .errors import CheckpointError, OptionError
 from .pair import Pair, check_fit
 from .registry import Progress, entry_of
+from .sync import settle
 from .targets.base import Target
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -94,8 +94,7 @@ def load_target(
     if dtype is not None:
         model.set_dtype(dtype)
     if not lazy:
-        # private arrays too (rotary frequencies): unevaluated, they would stay tied to this thread
-        mx.eval([value for _, value in tree_flatten(model) if isinstance(value, mx.array)])
+        settle(model)
     return Target(model, config, name)
 
 

@@ -7,6 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
+
+
+def settle(module: Any) -> None:
+    """Evaluate every array of a module, private ones (rotary frequencies) too.
+
+    What stays lazy is tied to the thread that made it, and could not run in another.
+    """
+    mx.eval([value for _, value in tree_flatten(module) if isinstance(value, mx.array)])
 
 
 class Host:

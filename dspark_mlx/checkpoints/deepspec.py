@@ -9,14 +9,8 @@ from collections.abc import Callable, Mapping
 from reprlib import repr as short
 from typing import Any
 
-from dspark_mlx.config import (
-    ConfidenceConfig,
-    DrafterConfig,
-    MarkovConfig,
-    RopeConfig,
-    is_positive,
-    is_whole,
-)
+from dspark_mlx.config import ConfidenceConfig, DrafterConfig, MarkovConfig, RopeConfig
+from dspark_mlx.config_rules import is_positive, is_whole
 from dspark_mlx.errors import CheckpointError, UnsupportedError
 
 from .tensors import TensorInfo

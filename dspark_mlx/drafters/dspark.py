@@ -19,7 +19,10 @@ from .base import Pick, Proposal
 from .tables import TableUser
 
 # backbone form -> its layer
-LAYERS: dict[str, Callable[[DrafterConfig], Any]] = {"qwen3": qwen3.Layer, "gemma4": gemma4.Layer}
+LAYERS: dict[str, Callable[[DrafterConfig, int], Any]] = {
+    "qwen3": qwen3.Layer,
+    "gemma4": gemma4.Layer,
+}
 
 
 @dataclass
@@ -49,7 +52,8 @@ class DSpark(TableUser):
         width = config.hidden_size
         self.fc = nn.Linear(len(config.target_layer_ids) * width, width, bias=False)
         self.hidden_norm = nn.RMSNorm(width, eps=config.rms_norm_eps)
-        self.layers = [LAYERS[config.backbone](config) for _ in range(config.num_hidden_layers)]
+        layer = LAYERS[config.backbone]
+        self.layers = [layer(config, i) for i in range(config.num_hidden_layers)]
         if (head := build_head(config)) is not None:
             self.markov_head = head
         if config.confidence is not None:
@@ -123,7 +127,7 @@ class DSpark(TableUser):
                 embedded.append(head.embed(previous))
                 bias, state = head.bias(state, embedded[-1], block.hidden[k : k + 1])
                 logits = logits + bias
-            previous, q = pick(logits)
+            previous, q = self.to_target(*pick(logits))
             tokens.append(previous)
             probs.append(q)
         return Proposal.of(tokens, probs, self.confidence(block.hidden, embedded))

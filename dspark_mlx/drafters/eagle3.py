@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache
+from mlx_lm.models.rope_utils import initialize_rope
 
 from dspark_mlx.config import DrafterConfig
 from dspark_mlx.errors import UnsupportedError
@@ -41,7 +42,13 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.heads * dim, width, bias=False)
         self.q_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
-        self.rope = nn.RoPE(dim, traditional=config.rope.interleaved, base=config.rope.theta)
+        self.rope = initialize_rope(
+            dim,
+            config.rope.theta,
+            config.rope.interleaved,
+            config.rope.parameters(),
+            config.max_position_embeddings,
+        )
 
     def __call__(self, rows: mx.array, cache: KVCache) -> mx.array:
         """[1, n, 2d] -> [1, n, d]; the cache grows by n."""
@@ -140,7 +147,7 @@ class Eagle3(TableUser):
         hidden: Any = context.newest
         tokens, probs = [], []
         for k in range(count):
-            token, q = pick(self.logits(self.norm(hidden)))
+            token, q = self.to_target(*pick(self.logits(self.norm(hidden))))
             tokens.append(token)
             probs.append(q)
             if k + 1 < count:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache
-from mlx_lm.models.rope_utils import initialize_rope
 
 from dspark_mlx.config import DrafterConfig
 
@@ -15,16 +14,13 @@ from . import qwen3
 class Attention(qwen3.Attention):
     """Scale 1, weightless norm on values, which may be the raw keys; partial rotary embedding."""
 
-    def __init__(self, config: DrafterConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: DrafterConfig, layer: int) -> None:
+        super().__init__(config, layer)
         self.scale = 1.0
         self.eps = config.rms_norm_eps
         self.shared_values = config.values_are_keys
         if self.shared_values:
             del self.v_proj
-        # frequencies over the whole head, zero beyond the rotated share: not a shorter rotation
-        scaling = {"rope_type": "proportional", "partial_rotary_factor": config.rope.partial}
-        self.rope = initialize_rope(config.head_dim, config.rope.theta, False, scaling)
 
     def values(self, rows: mx.array, raw_keys: mx.array) -> mx.array:
         """Values [1, n, kv_heads, head_dim]: keys before norm and rotation, or their own."""
@@ -43,9 +39,9 @@ class MLP(qwen3.MLP):
 class Layer(nn.Module):
     """Norms before and after both halves; the output is scaled by a stored scalar."""
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: DrafterConfig, layer: int) -> None:
         super().__init__()
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, layer)
         self.mlp = MLP(config)
         for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
             norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)

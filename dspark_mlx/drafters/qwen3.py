@@ -7,16 +7,18 @@ import mlx.nn as nn
 from mlx_lm.models.activations import swiglu
 from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache
+from mlx_lm.models.rope_utils import initialize_rope
 
-from dspark_mlx.config import DrafterConfig
+from dspark_mlx.config import DrafterConfig, LayerMask
 
 
 class Attention(nn.Module):
     """Attention of the block's rows over the injected context and over the whole block."""
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: DrafterConfig, layer: int) -> None:
         super().__init__()
         width, dim = config.hidden_size, config.head_dim
+        self.sees = config.mask_of(layer)
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.scale = dim**-0.5
         self.q_proj = nn.Linear(width, self.heads * dim, bias=False)
@@ -25,7 +27,15 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.heads * dim, width, bias=False)
         self.q_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
-        self.rope = nn.RoPE(dim, traditional=config.rope.interleaved, base=config.rope.theta)
+        self.rope = initialize_rope(
+            dim,
+            config.rope.theta,
+            config.rope.interleaved,
+            config.rope.parameters(),
+            config.max_position_embeddings,
+        )
+        if config.attention_sinks:
+            self.attention_sink_bias = mx.zeros((self.heads,))
 
     def __call__(self, block: mx.array, context: mx.array | None, cache: KVCache) -> mx.array:
         """Rows [1, b, d] (normed) and new context rows [1, n, d] (not normed) -> [1, b, d].
@@ -37,8 +47,17 @@ class Attention(nn.Module):
         keys, values = cache.update_and_fetch(keys, values)
         queries = self.q_norm(self.q_proj(block).reshape(1, rows, self.heads, -1))
         queries = self.rope(queries.transpose(0, 2, 1, 3), offset=cache.offset - rows)
+        if self.sees.window is not None:  # older context is masked for every row of the block
+            newest = self.sees.window - 1 + rows
+            keys, values = keys[..., -newest:, :], values[..., -newest:, :]
         out = scaled_dot_product_attention(
-            queries, keys, values, cache=cache, scale=self.scale, mask=None
+            queries,
+            keys,
+            values,
+            cache=cache,
+            scale=self.scale,
+            mask=block_mask(rows, keys.shape[2], self.sees),
+            sinks=self.get("attention_sink_bias"),
         )
         cache.trim(rows)
         return self.o_proj(out.transpose(0, 2, 1, 3).reshape(1, rows, -1))
@@ -64,6 +83,19 @@ class Attention(nn.Module):
         return self.v_proj(rows).reshape(raw_keys.shape)
 
 
+def block_mask(rows: int, total: int, sees: LayerMask) -> mx.array | None:
+    """Booleans [rows, total] of what block rows see in the newest `total` keys, themselves last.
+
+    None where they see everything.
+    """
+    window = sees.window if sees.window is not None and total > sees.window else None
+    if window is None and not sees.causal:
+        return None
+    behind = mx.arange(total - rows, total)[:, None] - mx.arange(total)[None]  # [rows, total]
+    mask = behind >= 0 if sees.causal else behind > -rows
+    return mask if window is None else mask & (behind < window)
+
+
 class MLP(nn.Module):
     """W_down(silu(W_gate u) * W_up u)."""
 
@@ -82,9 +114,9 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """A pre-norm layer; context rows skip `input_layernorm` and reach every layer unchanged."""
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: DrafterConfig, layer: int) -> None:
         super().__init__()
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, layer)
         self.mlp = MLP(config)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)

@@ -30,7 +30,9 @@ class TableUser(nn.Module):
         if config.embeddings == "own":
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         if config.head == "own":
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.lm_head = nn.Linear(config.hidden_size, config.head_rows, bias=False)
+        if config.draft_vocab_size is not None:
+            self.draft_ids = mx.arange(config.draft_vocab_size)
         self._tables: Tables | None = None
 
     def bind(self, tables: Tables) -> None:
@@ -52,10 +54,21 @@ class TableUser(nn.Module):
         return rows * mx.array(self.config.embedding_scale, rows.dtype)
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Rows after the final norm [n, d] -> base logits [n, V], capped as the config says."""
+        """Rows after the final norm [n, d] -> base logits [n, head rows], scaled and capped."""
         logits = self.lm_head(hidden) if "lm_head" in self else self._bound.head(hidden)
+        if self.config.output_multiplier != 1.0:
+            logits = logits * self.config.output_multiplier
         cap = self.config.logit_softcap
         return logits if cap is None else cap * mx.tanh(logits / cap)
+
+    def to_target(self, row: mx.array, probs: mx.array | None) -> tuple[mx.array, mx.array | None]:
+        """A drawn head row [1] and its distribution [1, head rows], as token and over [1, V]."""
+        if "draft_ids" not in self:
+            return row, probs
+        if probs is not None:
+            everywhere = mx.zeros((1, self.config.vocab_size), probs.dtype)
+            probs = everywhere.at[:, self.draft_ids].add(probs)
+        return self.draft_ids[row], probs
 
     @property
     def _bound(self) -> Tables:

@@ -12,13 +12,16 @@ from mlx_lm.utils import dequantize_model
 
 from dspark_mlx.checkpoints import DrafterSource
 from dspark_mlx.checkpoints.tensors import TensorInfo
-from dspark_mlx.config import GROUP_SIZES, DrafterConfig
+from dspark_mlx.config import DrafterConfig
+from dspark_mlx.config_rules import GROUP_SIZES
 from dspark_mlx.errors import CheckpointError, OptionError
+from dspark_mlx.sync import settle
 
 from . import build_drafter
 
 BITS = (4, 8)
 FLOATS = ("F32", "BF16", "F16")
+INTEGERS = {"draft_ids": ("I32", "U32", "I64")}
 
 
 def load_drafter(
@@ -37,6 +40,7 @@ def load_drafter(
     check_tensors(parameter_shapes(drafter), source.tensors.infos, str(source.folder))
     weights = [(name, source.tensors.read(name)) for name in source.tensors.infos]
     check_finite(dict(weights), str(source.folder))
+    check_draft_ids(dict(weights), source.config.vocab_size, str(source.folder))
     drafter.load_weights(weights)
     if dequantize and source.config.quantization:
         dequantize_model(drafter)
@@ -46,7 +50,7 @@ def load_drafter(
     if bits is not None:
         quantize_drafter(drafter, bits, 64)
     drafter.eval()
-    mx.eval(drafter.parameters())
+    settle(drafter)
     return drafter
 
 
@@ -118,7 +122,7 @@ def check_tensors(
         if name in found and tuple(found[name].shape) != shape
     ]
     for name in sorted(set(expected) & set(found)):
-        dtypes = ("U32",) if name in packed else FLOATS
+        dtypes = ("U32",) if name in packed else INTEGERS.get(name, FLOATS)
         if found[name].dtype not in dtypes:
             problems.append(f"{name} is {found[name].dtype}, expected {' or '.join(dtypes)}")
     if problems:
@@ -130,6 +134,17 @@ def check_finite(weights: Mapping[str, mx.array], where: str) -> None:
     """Raise CheckpointError naming the tensors that hold NaN or infinity."""
     if bad := [name for name, value in weights.items() if not _finite(value)]:
         raise CheckpointError(f"{where}: NaN or infinite values in {_listed(bad)}")
+
+
+def check_draft_ids(weights: Mapping[str, mx.array], vocabulary: int, where: str) -> None:
+    """Raise CheckpointError when a vocabulary map names a token twice, or one that is not there."""
+    if "draft_ids" not in weights:
+        return
+    ids: Any = weights["draft_ids"].tolist()
+    if bad := [i for i in ids if not 0 <= i < vocabulary]:
+        raise CheckpointError(f"{where}: draft_ids has {bad[0]}, outside 0..{vocabulary - 1}")
+    if len(set(ids)) != len(ids):
+        raise CheckpointError(f"{where}: draft_ids names {len(ids) - len(set(ids))} tokens twice")
 
 
 def _finite(value: mx.array) -> bool:

@@ -31,4 +31,4 @@ def build_head(config: DrafterConfig) -> SequentialHead | None:
         )
     module, name = HEADS[config.markov.type].split(":")
     kind = getattr(import_module(f"{__name__}.{module}"), name)
-    return cast("SequentialHead", kind(config.hidden_size, config.markov.rank, config.vocab_size))
+    return cast("SequentialHead", kind(config))

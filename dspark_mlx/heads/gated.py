@@ -7,15 +7,17 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from dspark_mlx.config import DrafterConfig
+
 from .markov import VanillaHead
 
 
 class GatedHead(VanillaHead):
     """Stateless; the hidden row decides how much of the Markov embedding passes."""
 
-    def __init__(self, width: int, rank: int, vocab_size: int) -> None:
-        super().__init__(width, rank, vocab_size)
-        self.gate_proj = nn.Linear(width + rank, rank)
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
+        self.gate_proj = nn.Linear(config.hidden_size + self.rank, self.rank)
 
     def bias(self, state: Any, embedded: mx.array, hidden: mx.array) -> tuple[mx.array, Any]:
         """B_k [1, V]; the features are ordered [h ; e]."""

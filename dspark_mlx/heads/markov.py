@@ -7,14 +7,19 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from dspark_mlx.config import DrafterConfig
+
 
 class VanillaHead(nn.Module):
     """Stateless; every released DSpark drafter has this head."""
 
-    def __init__(self, width: int, rank: int, vocab_size: int) -> None:
+    def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
-        self.markov_w1 = nn.Embedding(vocab_size, rank)
-        self.markov_w2 = nn.Linear(rank, vocab_size, bias=False)
+        assert config.markov is not None
+        self.rank = config.markov.rank
+        # W1 is read at target tokens, W2 gives rows of the head
+        self.markov_w1 = nn.Embedding(config.vocab_size, self.rank)
+        self.markov_w2 = nn.Linear(self.rank, config.head_rows, bias=False)
 
     def start(self) -> Any:
         """No state."""

@@ -7,16 +7,17 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from dspark_mlx.config import DrafterConfig
+
 from .markov import VanillaHead
 
 
 class RnnHead(VanillaHead):
     """[G; C; O] = W_J [s ; e ; h] + b_J; the bias is W2 tanh(O), the state a gated mix."""
 
-    def __init__(self, width: int, rank: int, vocab_size: int) -> None:
-        super().__init__(width, rank, vocab_size)
-        self.rank = rank
-        self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
+        self.joint_proj = nn.Linear(2 * self.rank + config.hidden_size, 3 * self.rank)
 
     def start(self) -> mx.array:
         """s_0 = 0, [1, r]; every block begins anew."""

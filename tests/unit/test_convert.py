@@ -190,7 +190,12 @@ def test_config_states_every_key_and_survives_the_round_trip(tmp_path):
     assert DrafterConfig.from_dict(config) == result.config
     assert DrafterConfig.from_dict(result.config.to_dict()) == result.config
     assert config["target_layer_ids"] == [1, 2, 4, 5, 6]
-    assert config["rope"] == {"theta": 10000.0, "interleaved": False, "partial": 1.0}
+    assert config["rope"] == {
+        "theta": 10000.0,
+        "interleaved": False,
+        "partial": 1.0,
+        "scaling": None,
+    }
 
 
 def test_provenance_names_files_and_versions_but_no_local_path(tmp_path, monkeypatch):

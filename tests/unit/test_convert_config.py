@@ -134,7 +134,7 @@ EDITED = [
     ({"markov": {"type": "vanilla", "rank": "x"}}, "markov rank is 'x'"),
     ({"confidence": {"with_markov": 1}}, "with_markov is 1"),
     ({"embeddings": "theirs"}, "embeddings is 'theirs', known: own, target"),
-    ({"block_mask": "causal"}, "block_mask is 'causal', known: bidirectional"),
+    ({"block_mask": "causal"}, "unknown block_mask"),
     ({"tap_convention": "layer_input"}, "tap_convention is 'layer_input'"),
     ({"predict_from_slot": 7}, "predict_from_slot is 7"),
     ({"rope": {"theta": 1e4, "interleaved": "x"}}, "rope.interleaved is 'x'"),

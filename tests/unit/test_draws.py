@@ -63,11 +63,11 @@ def test_interleaved_seeded_runs(pair):
 
 
 KINDS = [
-    {"max_tokens": 24},
-    {"max_tokens": 24, "cutoff": "threshold:0.5", "logprobs": True},
-    SAMPLED | {"seed": 42},
-    SAMPLED | {"seed": 42, "top_p": 0.9, "top_k": 4, "min_p": 0.1},
-    SAMPLED | {"seed": 42, "cutoff": "threshold:0.5", "prefill_step_size": 1},
+    {"max_tokens": 12},
+    {"max_tokens": 12, "cutoff": "threshold:0.5", "logprobs": True},
+    SAMPLED | {"max_tokens": 12, "seed": 42},
+    SAMPLED | {"max_tokens": 12, "seed": 42, "top_p": 0.9, "top_k": 4, "min_p": 0.1},
+    SAMPLED | {"max_tokens": 12, "seed": 42, "cutoff": "threshold:0.5", "prefill_step_size": 1},
 ]
 
 
