@@ -35,6 +35,19 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="use the target's tables even where they differ (a quantized target)",
     )
+    p.add_argument(
+        "--draft-vocab",
+        type=int,
+        metavar="N",
+        help="keep the N most useful rows of the vocabulary head (needs --target)",
+    )
+    p.add_argument(
+        "--vocab-text",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="count tokens over this text or .jsonl file; may be repeated (default: built-in text)",
+    )
     p.add_argument("--overwrite", action="store_true", help="replace an existing folder")
     return p
 
@@ -45,6 +58,8 @@ def main(argv: list[str]) -> int:
     args = p.parse_args(argv)
     if not args.quantize and (args.q_bits or args.q_group_size):
         p.error("--q-bits and --q-group-size need -q")
+    if args.vocab_text and args.draft_vocab is None:
+        p.error("--vocab-text needs --draft-vocab")
     result = convert(
         args.source,
         args.output,
@@ -53,6 +68,8 @@ def main(argv: list[str]) -> int:
         group_size=args.q_group_size or 64,
         dtype=args.dtype,
         share_embeddings=args.share_embeddings,
+        draft_vocab=args.draft_vocab,
+        vocab_texts=args.vocab_text,
         overwrite=args.overwrite,
     )
     print(report(result))
@@ -74,6 +91,10 @@ def report(result: Conversion) -> str:
         f"of a target with {config.num_target_layers} layers",
     ]
     lines += [f"dropped  {name}: {reason}" for name, reason in result.dropped.items()]
+    if config.draft_vocab_size is not None:
+        lines.append(
+            f"vocab    {config.draft_vocab_size} of {config.vocab_size} tokens are drafted"
+        )
     if config.quantization:
         widths = ", ".join(sorted({f"{b} bits" for b in config.quantization["modules"].values()}))
         group = config.quantization["group_size"]

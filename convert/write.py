@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from dspark_mlx.checkpoints import DrafterSource, open_drafter
 from dspark_mlx.config import DrafterConfig
 from dspark_mlx.convert.provenance import provenance
 from dspark_mlx.convert.sharing import find_copies
+from dspark_mlx.convert.vocabulary import most_useful, reduce_vocabulary
 from dspark_mlx.drafters.weights import (
     check_draft_ids,
     check_finite,
@@ -57,19 +59,25 @@ def convert(
     group_size: int = 64,
     dtype: str | None = None,
     share_embeddings: bool = False,
+    draft_vocab: int | None = None,
+    vocab_texts: Sequence[str | Path] = (),
     overwrite: bool = False,
 ) -> Conversion:
     """Convert a drafter (hub id, table name or folder) into the folder `output`.
 
     `target` (the same kinds of name) allows dropping copies of its embedding and head, where
     they are equal; `share_embeddings` drops them also where they are not. `bits` (4 or 8)
-    quantizes with `group_size`; `dtype` casts what stays dense. Raises a UserError for
-    anything that is wrong with source or destination; `output` appears whole or not at all.
+    quantizes with `group_size`; `dtype` casts what stays dense. `draft_vocab` keeps so many
+    rows of head and Markov output table, the most useful by counts over `vocab_texts` (files;
+    none: a built-in corpus). Raises a UserError for anything that is wrong with source or
+    destination; `output` appears whole or not at all.
     """
     if dtype is not None and dtype not in DTYPES:
         raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     if share_embeddings and target is None:
         raise OptionError("sharing embeddings needs the target they are taken from (--target)")
+    if draft_vocab is not None and target is None:
+        raise OptionError("a reduced draft vocabulary needs the target's tokenizer (--target)")
     output = _destination(output, overwrite)
     found = open_drafter(hub.drafter_folder(str(source)))
     _keep_apart(output, found.folder, "the source")
@@ -77,14 +85,17 @@ def convert(
         if found.converted:
             raise CheckpointError(f"{found.folder} is already converted; load it as it is")
         result = Conversion(output, found.packaging, found.config)
-        weights = _read(found, result)
+        weights, config = _read(found, result), found.config
     if target is not None:
         folder = hub.target_folder(str(target))
         _keep_apart(output, folder, "the target")
         holder = load_target(folder, str(target), lazy=True)
-        check_fit(holder, found.config, str(source))
+        check_fit(holder, config, str(source))
+        if draft_vocab is not None:
+            ids = most_useful(folder, config.vocab_size, draft_vocab, vocab_texts)
+            weights, config = reduce_vocabulary(weights, config, ids, holder)
         result.dropped = find_copies(weights, holder, share_embeddings)
-    config = _without(found.config, result.dropped)
+    config = _without(config, result.dropped)
     drafter = empty_drafter(config)
     drafter.load_weights([(k, v) for k, v in weights.items() if k not in result.dropped])
     if dtype is not None:

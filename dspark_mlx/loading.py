@@ -8,7 +8,8 @@ from typing import Any
 
 import mlx.core as mx
 from huggingface_hub.errors import StrictDataclassError
-from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
+from mlx_lm import utils as mlx_lm_utils
+from mlx_lm.utils import dequantize_model, load_model
 
 from . import blas, hub
 from .checkpoints import open_drafter
@@ -59,7 +60,7 @@ def load(
         where = hub.default_drafter(name) if drafter is None else hub.drafter_folder(str(drafter))
         source = open_drafter(where)
     model = load_target(folder, name, dequantize=plan.dequantize, dtype=plan.dtype)
-    tokenizer, stops = _tokenizer(folder)
+    tokenizer, stops = load_tokenizer(folder)
     entry = entry_of(name)
     if source is None:
         return Pair(model, None, tokenizer, entry.thinking if entry else None, stops)
@@ -126,15 +127,15 @@ def _flat_rope(config: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _tokenizer(folder: Path) -> tuple[Any, frozenset[int]]:
-    """mlx-lm's tokenizer wrapper, with the stop tokens of every file that names some."""
+def load_tokenizer(folder: Path) -> tuple[Any, frozenset[int]]:
+    """mlx-lm's tokenizer wrapper, and the stop tokens of every file that names some."""
     stops: set[int] = set()
     try:
         for file in ("config.json", "generation_config.json"):
             path = folder / file
             if path.is_file():
                 stops |= _eos_ids(json.loads(path.read_text(encoding="utf-8")))
-        tokenizer = load_tokenizer(folder, eos_token_ids=sorted(stops))
+        tokenizer = mlx_lm_utils.load_tokenizer(folder, eos_token_ids=sorted(stops))
     except FOREIGN as error:
         raise CheckpointError(f"{folder}: no usable tokenizer: {_reason(error)}") from error
     return tokenizer, frozenset(tokenizer.eos_token_ids)

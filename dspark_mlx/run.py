@@ -32,9 +32,12 @@ def run_events(
     Yields Prefilled, Rounds and Finished. When generating breaks off, yields Failed and then
     raises the error. `draws` replaces the seeded source of random draws.
     """
-    run = Run(pair, prompt, options, draws)
+    return _events(Run(pair, prompt, options, draws))
+
+
+def _events(run: Run) -> Iterator[Event]:
     try:
-        with wired_limit(pair.target.model):
+        with wired_limit(run.pair.target.model):
             if run.reason is None:
                 yield run.prefill()
             while run.reason is None:

@@ -68,39 +68,41 @@ class Target:
 
 
 class Tapped:
-    """The target's forward with the outputs of some decoder layers.
+    """The target's forward with the outputs of some decoder layers. Stateless.
 
-    A shallow copy of the module tree on the path to the layers, whose layer list holds
-    recording stand-ins: the arithmetic is mlx-lm's own, so logits are bit-identical, and the
-    original model is not touched. Layer id -1 is the first layer's input (the embedding,
+    Each call runs a shallow copy of the module tree on the path to the layers, whose layer list
+    holds recording stand-ins: the arithmetic is mlx-lm's own, so logits are bit-identical, and
+    the original model is not touched. Layer id -1 is the first layer's input (the embedding,
     scaled where the family scales it).
     """
 
     def __init__(self, target: Target, layer_ids: Sequence[int]) -> None:
-        self._records: dict[int, mx.array] = {}
+        self._target = target
         self._ids = tuple(layer_ids)
         if bad := [i for i in self._ids if not -1 <= i < target.depth]:
             raise UnsupportedError(
                 f"layers {bad} cannot be tapped: {target.name} has {target.depth} layers"
             )
-        self._model = _with_layers(target.model, target.family.path, self._stand_ins(target))
 
     def __call__(self, ids: mx.array, cache: TargetCache) -> tuple[mx.array, list[mx.array]]:
         """Run ids [n] after the cached tokens -> logits [n, V], one [n, d] per tapped layer.
 
         Lazy; the cache grows by n.
         """
+        records: dict[int, mx.array] = {}
+        model = self._target.model
+        if self._ids:
+            model = _with_layers(model, self._target.family.path, self._stand_ins(records))
         cache.mark()
-        logits = self._model(ids[None], cache=cache.entries)
+        logits = model(ids[None], cache=cache.entries)
         cache.grew(ids.shape[0])
-        features = [self._records.pop(i)[0] for i in self._ids]
-        return logits[0], features
+        return logits[0], [records[i][0] for i in self._ids]
 
-    def _stand_ins(self, target: Target) -> list[Any]:
-        layers = list(target.family.layers(target.model))
+    def _stand_ins(self, records: dict[int, mx.array]) -> list[Any]:
+        layers = list(self._target.family.layers(self._target.model))
         for i in self._ids:
             at = max(i, 0)
-            layers[at] = _Recorder(layers[at], self._records, i)
+            layers[at] = _Recorder(layers[at], records, i)
         return layers
 
 

@@ -131,7 +131,6 @@ class Intruder:
         return getattr(self.layer, name)
 
 
-@pytest.mark.xfail(strict=True, reason="Tapped keeps its records in the pair, not in the run")
 def test_two_threads_at_once():
     """A pair holds no state of a generation: two threads may be inside a forward of it."""
     target = tiny_target(0, vocab=12)

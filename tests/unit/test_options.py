@@ -81,7 +81,6 @@ def test_block_beyond_the_drafter(pair):
     assert generate(pair, [1, 2, 3], block_size=5, max_tokens=4).stats.proposed == 2
 
 
-@pytest.mark.xfail(strict=True, reason="run_events checks them at the first event only")
 def test_options_about_the_pair_are_refused_at_the_call(pair):
     """`stream` promises so: what only the pair can tell counts as well."""
     for error, options in (
