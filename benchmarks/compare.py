@@ -27,12 +27,7 @@ import dspark_mlx
 from dspark_mlx import Finished, Prefilled, Round, Stats, load, stream
 from dspark_mlx.blas import active
 from dspark_mlx.prompt import prompt_ids
-
-BUILT_IN = {
-    "chat": ["Explain in three sentences why the sky is blue.", "Suggest a name for a grey cat."],
-    "code": ["Write a Python function that returns the n-th Fibonacci number."],
-    "math": ["A train covers 180 km in 2.5 hours. What is its average speed? Show the steps."],
-}
+from dspark_mlx.prompts import BUILT_IN
 
 
 @dataclass
@@ -179,7 +174,8 @@ def row(arm: Arm, plain: Arm, name: str) -> dict[str, Any]:
     )
     if rounds:
         committed = sum(o.stats.committed for o in mine.values() if o.stats)
-        syncs = sum(o.stats.syncs for o in mine.values() if o.stats) - len(mine)
+        prefills = 2 * len(mine)  # one wait for the prompt, one for the first token
+        syncs = sum(o.stats.syncs for o in mine.values() if o.stats) - prefills
         line += f"  accept {committed / rounds:.3f}  syncs/round {syncs / rounds:.3f}"
     return {"set": name, "arm": arm.name, "tok_s": tokens / seconds, "ratio": gain,
             "quartiles": [low, high], "unequal": unequal, "text": line}  # fmt: skip
@@ -198,7 +194,7 @@ def quartiles(values: list[float]) -> tuple[float, float]:
 
 def read_sets(args: argparse.Namespace) -> dict[str, list[str]]:
     if args.data is None:
-        return {name: texts[: args.prompts] for name, texts in BUILT_IN.items()}
+        return {name: list(texts[: args.prompts]) for name, texts in BUILT_IN.items()}
     sets = {}
     for name in args.sets.split(","):
         lines = (Path(args.data) / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()

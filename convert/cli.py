@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 
 from dspark_mlx.command import Parser
+from dspark_mlx.convert import report
+from dspark_mlx.convert.selftest import Trial, accept_length, sample_texts, try_conventions
 from dspark_mlx.convert.write import Conversion, convert
+from dspark_mlx.loading import load
 
 EXAMPLE = """\
 example:
@@ -48,6 +51,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="count tokens over this text or .jsonl file; may be repeated (default: built-in text)",
     )
+    p.add_argument(
+        "--no-selftest",
+        action="store_true",
+        help="do not try the drafter with --target (shifted taps and slots included)",
+    )
     p.add_argument("--overwrite", action="store_true", help="replace an existing folder")
     return p
 
@@ -72,39 +80,22 @@ def main(argv: list[str]) -> int:
         vocab_texts=args.vocab_text,
         overwrite=args.overwrite,
     )
-    print(report(result))
+    print(report.text(result), flush=True)
+    trials, source = ([], None) if args.no_selftest else _selftest(args, result)
+    report.save(result, trials, source)
+    if trials:
+        print(report.trials_text(trials, source))
     return 0
 
 
-def report(result: Conversion) -> str:
-    """The conversion in a few lines."""
-    config = result.config
-    heads = (
-        [f"{config.markov.type} Markov head of rank {config.markov.rank}"] if config.markov else []
-    )
-    heads += ["confidence head"] if config.confidence else []
-    lines = [
-        f"read     {result.packaging}: {config.kind} ({config.backbone} form), "
-        f"{config.num_hidden_layers} layers, block {config.block_size}, "
-        f"{', '.join(heads) or 'no heads'}",
-        f"taps     outputs of layers {', '.join(map(str, config.target_layer_ids))} "
-        f"of a target with {config.num_target_layers} layers",
-    ]
-    lines += [f"dropped  {name}: {reason}" for name, reason in result.dropped.items()]
-    if config.draft_vocab_size is not None:
-        lines.append(
-            f"vocab    {config.draft_vocab_size} of {config.vocab_size} tokens are drafted"
-        )
-    if config.quantization:
-        widths = ", ".join(sorted({f"{b} bits" for b in config.quantization["modules"].values()}))
-        group = config.quantization["group_size"]
-        packed = f"{result.quantized} matrices to {widths}" if widths else "nothing"
-        lines.append(f"packed   {packed}, group {group}")
-        if result.unquantized:
-            lines.append(f"dense    {', '.join(result.unquantized)}")
-    lines.append(
-        f"wrote    {result.output}: {result.tensors} tensors, "
-        f"{result.bytes_read / 1e6:.1f} MB -> {result.bytes_written / 1e6:.1f} MB, "
-        "read back and equal"
-    )
-    return "\n".join(lines)
+def _selftest(args: argparse.Namespace, result: Conversion) -> tuple[list[Trial], Trial | None]:
+    """Acceptance with the named target; the source's too, where something was given up."""
+    if args.target is None:
+        return [], None
+    pair = load(args.target, result.output)
+    texts = sample_texts(pair)
+    trials = try_conventions(pair.target, pair.drafter, texts)
+    if result.config.quantization is None and result.config.draft_vocab_size is None:
+        return trials, None
+    source = load(args.target, args.source).drafter
+    return trials, accept_length(pair.target, source, texts, "source")

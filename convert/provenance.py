@@ -13,7 +13,8 @@ from dspark_mlx.checkpoints import DrafterSource
 
 def provenance(source: DrafterSource, name: str) -> dict[str, Any]:
     """Name and packaging of the source, SHA-256 of its files, and the versions at work."""
-    files = [source.folder / "config.json", *source.tensors.files]
+    config = source.folder / "config.json"  # a GGUF file has none
+    files = [*([config] if config.is_file() else []), *source.tensors.files]
     return {
         "name": _public(name, source.folder),
         "packaging": source.packaging,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ class Conversion:
     dropped: dict[str, str] = field(default_factory=dict)
     quantized: int = 0
     unquantized: list[str] = field(default_factory=list)
+    round_bytes: tuple[int, int] = (0, 0)  # of the source, of the result (see bytes_per_round)
 
 
 def convert(
@@ -72,12 +73,7 @@ def convert(
     none: a built-in corpus). Raises a UserError for anything that is wrong with source or
     destination; `output` appears whole or not at all.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    if share_embeddings and target is None:
-        raise OptionError("sharing embeddings needs the target they are taken from (--target)")
-    if draft_vocab is not None and target is None:
-        raise OptionError("a reduced draft vocabulary needs the target's tokenizer (--target)")
+    _check_options(dtype, target, share_embeddings, draft_vocab)
     output = _destination(output, overwrite)
     found = open_drafter(hub.drafter_folder(str(source)))
     _keep_apart(output, found.folder, "the source")
@@ -85,7 +81,8 @@ def convert(
         if found.converted:
             raise CheckpointError(f"{found.folder} is already converted; load it as it is")
         result = Conversion(output, found.packaging, found.config)
-        weights, config = _read(found, result), found.config
+        weights_of_source = _read(found, result)
+        weights, config = weights_of_source, found.config
     if target is not None:
         folder = hub.target_folder(str(target))
         _keep_apart(output, folder, "the target")
@@ -103,11 +100,40 @@ def convert(
         check_finite(dict(tree_flatten(drafter.parameters())), f"{found.folder} as {dtype}")
     if bits is not None:
         config = _quantize(drafter, config, bits, group_size, result)
+    result.round_bytes = (
+        bytes_per_round(weights_of_source, found.config),
+        bytes_per_round(dict(tree_flatten(drafter.parameters())), config),
+    )
     result.config = dataclasses.replace(
         config, dtype=_dtype_of(drafter), source=provenance(found, str(source))
     )
     _write(drafter, overwrite, result)
     return result
+
+
+def _check_options(
+    dtype: str | None, target: str | Path | None, share: bool, draft_vocab: int | None
+) -> None:
+    if dtype is not None and dtype not in DTYPES:
+        raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if share and target is None:
+        raise OptionError("sharing embeddings needs the target they are taken from (--target)")
+    if draft_vocab is not None and target is None:
+        raise OptionError("a reduced draft vocabulary needs the target's tokenizer (--target)")
+
+
+def bytes_per_round(weights: Mapping[str, mx.array], config: DrafterConfig) -> int:
+    """Bytes of a drafter's own weights that one full block reads.
+
+    Embedding tables are read by the row; the Markov output table once per draft.
+    """
+    drafts = config.block_size - config.predict_from_slot
+    total = 0
+    for name, value in weights.items():
+        if name.startswith(("embed_tokens", "markov_head.markov_w1")):
+            continue
+        total += value.nbytes * (drafts if name.startswith("markov_head") else 1)
+    return total
 
 
 def _destination(output: str | Path, overwrite: bool) -> Path:

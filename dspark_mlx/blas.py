@@ -1,7 +1,8 @@
 """Give MLX's Linux CPU backend a fast BLAS, before its first matrix product.
 
-The Linux wheel of MLX links the reference BLAS. A BLAS loaded with global symbol
-visibility takes its place, because the linker binds `cblas_sgemm` at the first call.
+The Linux wheel of MLX links the reference BLAS. A BLAS that was loaded with global symbol
+visibility before MLX itself takes its place, because the linker looks there first. Once MLX is
+imported its symbols are bound, and it is too late.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ ADVICE = (
     "silence this line"
 )
 
+TOO_LATE = (
+    "mlx was imported first, so it keeps its slow reference BLAS; import dspark_mlx before mlx and "
+    f"mlx_lm (or set {VARIABLE}=off to silence this line)"
+)
+REMARKS = (ADVICE, TOO_LATE)
+
 _loaded: str | None = None
 _advice: str | None = None
 
@@ -32,6 +39,9 @@ def activate() -> None:
     global _loaded, _advice
     choice = os.environ.get(VARIABLE, "")
     if not sys.platform.startswith("linux") or choice.lower() in OFF:
+        return
+    if "mlx.core" in sys.modules:
+        _advice = TOO_LATE
         return
     _loaded = next(filter(_loads, [choice] if choice else _candidates()), None)
     if _loaded is None:
@@ -44,12 +54,12 @@ def active() -> str | None:
 
 
 def advise() -> None:
-    """Say once, in one line on stderr, when a fast BLAS was looked for and not found.
+    """Say once, in one line on stderr, when a fast BLAS could not be put in place.
 
     Raises OptionError when the variable names a library that does not load.
     """
     global _advice
-    if _advice is not None and _advice is not ADVICE:
+    if _advice is not None and _advice not in REMARKS:
         raise OptionError(f"{_advice}; name another library, or off")
     if _advice is not None:
         print(f"dspark-mlx: {_advice}", file=sys.stderr)

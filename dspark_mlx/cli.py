@@ -14,6 +14,7 @@ from .summary import printable
 COMMANDS = {
     "generate": ("dspark_mlx.commands.generate", "answer one prompt and show what speculation did"),
     "convert": ("dspark_mlx.convert.cli", "convert a PyTorch drafter checkpoint to MLX"),
+    "inspect": ("dspark_mlx.commands.inspect", "show what a drafter is, and what target it needs"),
     "models": ("dspark_mlx.commands.models", "list the known models and what is on disk"),
 }
 INTERRUPTED = 130

@@ -35,14 +35,16 @@ class RopeConfig:
     """Rotary embedding; `interleaved` pairs neighbours, else halves.
 
     `partial` below 1 is the "proportional" form: frequencies run over the whole head, and only
-    that share of the pairs, the fastest, is rotated. `scaling` holds the parameters of another
-    rope type (YaRN) where the drafter was trained with it.
+    that share of the pairs, the fastest, is rotated. `rotary_dims`: only so many leading
+    dimensions of a head are rotated, by frequencies of their own. `scaling` holds the parameters
+    of another rope type (YaRN) where the drafter was trained with it.
     """
 
     theta: float
     interleaved: bool = False
     partial: float = 1.0
     scaling: Mapping[str, Any] | None = None
+    rotary_dims: int | None = None
 
     def parameters(self) -> dict[str, Any]:
         """In the form of transformers' rope_parameters."""
@@ -69,8 +71,12 @@ class DrafterConfig:
     `embedding_scale` multiplies embedding rows, `output_multiplier` base logits; `logit_softcap`
     c bends base logits to c tanh(x / c); `values_are_keys`: no value projection, values are the
     raw keys. `layer_masks`: one per layer. `attention_sinks`: a stored logit per head that takes
-    part in the softmax. `draft_vocab_size`: the head has so many rows, and a stored `draft_ids`
-    says which target token each row means.
+    part in the softmax. `attention_gate`: the query projection also gives a gate per output.
+    `draft_vocab_size`: the head has so many rows, and a stored `draft_ids`
+    says which target token each row means. Of Eagle3 only: `feature_norm` is the norm that taps
+    pass before they are mixed, over all of them ("joint") or over each ("each");
+    `norm_before_residual`: the residual of the layer is the normed hidden row;
+    `norm_output`: what a step hands to the next is normed.
     """
 
     kind: str
@@ -87,19 +93,23 @@ class DrafterConfig:
     block_size: int
     mask_token_id: int | None  # None: this kind drafts without masks
     target_layer_ids: tuple[int, ...]
-    num_target_layers: int
+    num_target_layers: int | None  # None: the source did not say
     max_position_embeddings: int | None = None
     embeddings: str = "own"
     head: str = "own"
     predict_from_slot: int = 0
     layer_masks: tuple[LayerMask, ...] = ()
     attention_sinks: bool = False
+    attention_gate: bool = False
     tap_convention: str = "layer_output"
     embedding_scale: float = 1.0
     output_multiplier: float = 1.0
     logit_softcap: float | None = None
     draft_vocab_size: int | None = None
     values_are_keys: bool = False
+    feature_norm: str | None = None
+    norm_before_residual: bool = False
+    norm_output: bool = False
     markov: MarkovConfig | None = None
     confidence: ConfidenceConfig | None = None
     confidence_temperatures: tuple[float, ...] | None = None

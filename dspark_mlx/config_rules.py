@@ -28,12 +28,12 @@ _SIZES = (
     "head_dim",
     "vocab_size",
     "block_size",
-    "num_target_layers",
 )
 _CHOICES = {
     "embeddings": ("own", "target"),
     "head": ("own", "target"),
     "tap_convention": ("layer_output",),
+    "feature_norm": (None, "joint", "each"),
 }
 
 
@@ -51,8 +51,10 @@ def _wrong_size(c: DrafterConfig) -> str | None:
     for name in _SIZES:
         if not is_whole(value := getattr(c, name)):
             return f"{name} is {short(value)}, expected a positive integer (to 2**28)"
+    if c.num_target_layers is not None and not is_whole(c.num_target_layers):
+        return f"num_target_layers is {short(c.num_target_layers)}, expected a positive integer"
     for name in ("num_hidden_layers", "num_target_layers", "block_size"):
-        if getattr(c, name) > MAX_LAYERS:
+        if (getattr(c, name) or 0) > MAX_LAYERS:
             return f"{name} is {getattr(c, name)}, more than the {MAX_LAYERS} that make sense"
     if max(c.num_attention_heads, c.num_key_value_heads) * c.head_dim > MAX_SIZE:
         return f"{c.num_attention_heads} heads of size {c.head_dim} are too large"
@@ -78,10 +80,14 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "rope.scaling": (lambda v: v is None or isinstance(v, Mapping), "an object"),
     "embedding_scale": (is_positive, "a positive number"),
     "output_multiplier": (is_positive, "a positive number"),
+    "rope.rotary_dims": (lambda v: v is None or is_whole(v, 2), "an even number"),
     "attention_sinks": (lambda v: isinstance(v, bool), "true or false"),
+    "attention_gate": (lambda v: isinstance(v, bool), "true or false"),
     "draft_vocab_size": (lambda v: v is None or is_whole(v), "a positive integer"),
     "logit_softcap": (lambda v: v is None or is_positive(v), "a positive number"),
     "values_are_keys": (lambda v: isinstance(v, bool), "true or false"),
+    "norm_before_residual": (lambda v: isinstance(v, bool), "true or false"),
+    "norm_output": (lambda v: isinstance(v, bool), "true or false"),
     "source": (lambda v: isinstance(v, Mapping), "an object"),
 }
 
@@ -95,7 +101,9 @@ def _wrong_value(c: DrafterConfig) -> str | None:
             return f"{name} is {short(value)}, expected {expected}"
     for name, known in _CHOICES.items():
         if (value := getattr(c, name)) not in known:
-            return f"{name} is {short(value)}, known: {', '.join(known)}"
+            return f"{name} is {short(value)}, known: {', '.join(map(str, known))}"
+    if (rotated := c.rope.rotary_dims) is not None and (rotated > c.head_dim or rotated % 2):
+        return f"rope.rotary_dims is {rotated}, expected an even number up to {c.head_dim}"
     if c.draft_vocab_size is not None and c.draft_vocab_size > c.vocab_size:
         return f"draft_vocab_size {c.draft_vocab_size} is more than the {c.vocab_size} there are"
     if c.draft_vocab_size is not None and c.head != "own":
@@ -114,8 +122,9 @@ def _wrong_taps(c: DrafterConfig) -> str | None:
         return f"target_layer_ids is {short(ids)}, expected a list of integers from -1 on"
     if not ids or list(ids) != sorted(set(ids)):
         return f"target_layer_ids {short(list(ids))} must be a non-empty, strictly increasing list"
-    if ids[-1] >= c.num_target_layers:
-        return f"target_layer_ids reach {ids[-1]} in a target with {c.num_target_layers} layers"
+    depth = c.num_target_layers or MAX_LAYERS
+    if ids[-1] >= depth:
+        return f"target_layer_ids reach {ids[-1]} in a target with {depth} layers"
     if len(ids) * c.hidden_size > MAX_SIZE:
         return f"hidden_size {c.hidden_size} is too large for {len(ids)} tapped layers"
     return None

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+# the models here are tiny, and test processes run side by side: one thread each
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from dspark_mlx import Pair, fetch, load, smollm2
 

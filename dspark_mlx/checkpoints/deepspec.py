@@ -1,19 +1,21 @@
 """DeepSpec's native packaging (method section 11): top-level keys, a copy of the target's config.
 
-Tensor names are taken over as they are; the modules of `drafters` bear the same names.
+Tensor names are taken over as they are; the modules of `drafters` bear the same names. Forks
+of it add a reduced vocabulary (`d2t`), windows, sinks, a causal block, another slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from reprlib import repr as short
 from typing import Any
 
-from dspark_mlx.config import ConfidenceConfig, DrafterConfig, MarkovConfig, RopeConfig
-from dspark_mlx.config_rules import is_positive, is_whole
-from dspark_mlx.errors import CheckpointError, UnsupportedError
+from dspark_mlx.config import DrafterConfig, RopeConfig
+from dspark_mlx.errors import UnsupportedError
 
-from .tensors import TensorInfo
+from . import block, reading
+from .mapping import MappedTensors, unchanged, with_draft_ids
+from .reading import SHAPE, Config, Infos, flag
+from .rope import read_rope, theta
+from .tensors import TensorSource
 
 NAME = "DeepSpec native"
 
@@ -25,179 +27,121 @@ ARCHITECTURES = {
     "Gemma4Eagle3Model": ("eagle3", "gemma4"),
 }
 
-# an Eagle3 config counts unrolled steps and has no mask
-BLOCK = {"dspark": ("block_size", "mask_token_id"), "eagle3": ("ttt_length",)}
-REQUIRED = (
-    "target_layer_ids",
-    "num_target_layers",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "vocab_size",
+REQUIRED = {  # an Eagle3 config counts unrolled steps and has no mask
+    "dspark": (*block.REQUIRED, "num_target_layers"),
+    "eagle3": ("ttt_length", "target_layer_ids", "num_target_layers", *SHAPE),
+}
+GEMMA4 = (
+    "attention_k_eq_v",
+    "num_global_key_value_heads",
+    "global_head_dim",
+    "final_logit_softcapping",
+    "hidden_activation",
+    "enable_moe_block",
+    "hidden_size_per_layer_input",
+    "use_double_wide_mlp",
 )
+# NVIDIA's configs state some of it again in `dflash_config`; two values for one fact are refused
+AGAIN = ("target_layer_ids", "mask_token_id", "block_size", "sample_from_anchor", "markov_rank",
+         "attention_sink_bias")  # fmt: skip
+KEYS = block.KEYS | reading.level((*GEMMA4, "enable_qwen35_gated_q_proj", "ttt_length")) | {
+    name: (name, f"dflash_config.{name}") for name in AGAIN
+} | {
+    "dflash_query_causal": ("dflash_query_causal", "dflash_config.causal"),
+    "sliding_window": ("sliding_window", "dflash_config.swa_window_size"),
+    "use_swa": ("dflash_config.use_swa",),
+}  # fmt: skip
 
-# what a drafter may state, and the values that mean what this module takes for granted
+# what a drafter may state, and the values that mean what its module takes for granted
 GRANTED: dict[str, dict[str, tuple[Any, ...]]] = {
-    "qwen3": {"hidden_act": ("silu", "swish")},
+    "qwen3": reading.GRANTED,
     "gemma4": {
+        "attention_bias": (False,),
         "hidden_activation": ("gelu_pytorch_tanh",),
         "enable_moe_block": (False,),
         "hidden_size_per_layer_input": (0,),
         "use_double_wide_mlp": (False,),
     },
-    "all": {
-        "attention_bias": (False,),
-        "sample_from_anchor": (True,),
-        "dflash_query_causal": (False,),
-    },
+    "all": {"enable_qwen35_gated_q_proj": (False,)},
 }
 
 
-def matches(config: Mapping[str, Any]) -> bool:
+def matches(config: Config) -> bool:
     """Whether the config bears a DeepSpec architecture and none of another packaging's marks."""
-    return architecture_of(config) in ARCHITECTURES and "dflash_config" not in config
+    other = ("quantization_config", "hf_quant_config", "speculators_config")
+    bears = reading.one_architecture(config) in ARCHITECTURES
+    return bears and not any(config.get(mark) for mark in (*other, "speculators_model_type"))
 
 
-def architecture_of(config: Mapping[str, Any]) -> str | None:
-    """The one architecture a config names, or None."""
-    names = config.get("architectures")
-    one = names[0] if isinstance(names, list) and len(names) == 1 else None
-    return one if isinstance(one, str) else None
+def view(config: Config, tensors: TensorSource, where: str) -> TensorSource:
+    """The tensors as they are, but for a vocabulary map."""
+    return MappedTensors(tensors, with_draft_ids(unchanged(tensors), where))
 
 
-def resolve(
-    config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], where: str
-) -> DrafterConfig:
+def resolve(config: Config, infos: Infos, where: str) -> DrafterConfig:
     """State every convention of the checkpoint. Raises CheckpointError for what is missing."""
-    kind, backbone = ARCHITECTURES[str(architecture_of(config))]
-    required = (*BLOCK[kind], *REQUIRED)
-    if missing := [key for key in required if config.get(key) is None]:
-        raise CheckpointError(f"{where}: missing {', '.join(missing)}")
-    _check_types(config, required, backbone, where)
-    depth = config["num_target_layers"]
-    if config["target_layer_ids"][-1] >= depth - 1:
-        raise CheckpointError(
-            f"{where}: target_layer_ids {short(config['target_layer_ids'])} reach the final layer "
-            f"of a target with {depth} layers; DeepSpec trains on layers before it"
-        )
-    taken = {key: config[key] for key in REQUIRED if key != "target_layer_ids"}
-    taken["block_size"] = config[BLOCK[kind][0]]
-    taken["mask_token_id"] = config["mask_token_id"] if kind == "dspark" else None
-    return DrafterConfig(
-        kind=kind,
+    kind, backbone = ARCHITECTURES[str(reading.one_architecture(config))]
+    required = REQUIRED[kind]
+    if kind == "dspark" and isinstance(config.get("dflash_config"), dict):
+        required = block.REQUIRED  # NVIDIA's configs do not say how deep the target is
+    flat = reading.flatten(config, KEYS, required, where)
+    reading.check_whole(flat, SHAPE[:5] + SHAPE[6:], where)
+    reading.check_granted(flat, GRANTED["all"] | GRANTED[backbone], where)
+    block.check_depth(flat, where)
+    if kind == "eagle3":
+        return _eagle3(flat, infos, where, backbone)
+    causal = flag(flat, "dflash_query_causal", where)
+    form = {} if backbone == "qwen3" else _gemma4_form(flat, where)
+    return block.resolve_block(
+        flat,
+        infos,
+        where,
+        slot=0 if flag(flat, "sample_from_anchor", where, default=True) else 1,
+        rope=form.pop("rope") if form else read_rope(flat, where),
+        masks=reading.masks(flat, where, sliding_causal=causal, full_causal=causal),
         backbone=backbone,
-        **taken | FORMS[backbone](config, where),
-        target_layer_ids=tuple(config["target_layer_ids"]),
-        max_position_embeddings=config.get("max_position_embeddings"),
-        embeddings="own" if "embed_tokens.weight" in tensors else "target",
-        head="own" if "lm_head.weight" in tensors else "target",
-        markov=_markov(config, where),
-        confidence=_confidence(config, where),
-        confidence_temperatures=_temperatures(config, where),
-        dtype=str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"),
-    ).checked(where)
+        **form,
+    )
 
 
-def _check_types(
-    config: Mapping[str, Any], required: tuple[str, ...], backbone: str, where: str
-) -> None:
-    ids = config["target_layer_ids"]
-    if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
-        raise CheckpointError(
-            f"{where}: target_layer_ids is {short(ids)}, expected a list of integers"
-        )
-    for key in required:
-        low = 0 if key == "mask_token_id" else 1
-        if key not in ("target_layer_ids", "rms_norm_eps") and not is_whole(config[key], low):
-            raise CheckpointError(
-                f"{where}: {key} is {short(config[key])}, expected an integer from {low} to 2**28"
-            )
-    for key, values in (GRANTED["all"] | GRANTED[backbone]).items():
-        if (value := config.get(key)) is not None and value not in values:
-            raise UnsupportedError(f"{where}: {key} {short(value)} is not supported yet")
-    kinds = config.get("layer_types") or []
-    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
-        raise UnsupportedError(
-            f"{where}: layer_types {short(kinds)} are not supported yet; full_attention is"
-        )
-
-
-def _qwen3_form(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    # a Qwen3-form drafter rotates the whole head by the plain rule; scaling fields and partial
-    # factors found here were copied from the target's config and had no part in its training
-    nested = config.get("rope_parameters")
-    inner = nested.get("rope_theta") if isinstance(nested, dict) else None
-    stated = config.get("head_dim")
-    derived = config["hidden_size"] // config["num_attention_heads"]
-    return {
-        "head_dim": derived if stated is None else stated,
-        "rope": RopeConfig(_theta(config.get("rope_theta", inner), where)),
+def _eagle3(flat: Config, infos: Infos, where: str, backbone: str) -> DrafterConfig:
+    reading.check_whole(flat, ("ttt_length",), where)
+    block.check_claims(flat, infos, where)
+    if reading.masks(flat, where, sliding_causal=True, full_causal=False):
+        raise UnsupportedError(f"{where}: an Eagle3 drafter with a window is not supported here")
+    form = {} if backbone == "qwen3" else _gemma4_form(flat, where)
+    fields: dict[str, Any] = {
+        "kind": "eagle3",
+        "backbone": backbone,
+        **{key: flat[key] for key in SHAPE},
+        "head_dim": reading.head_dim(flat),
+        "block_size": flat["ttt_length"],
+        "mask_token_id": None,
+        "target_layer_ids": tuple(flat["target_layer_ids"]),
+        "num_target_layers": flat["num_target_layers"],
+        "rope": form.pop("rope") if form else read_rope(flat, where),
+        **block.shared(flat, infos, where),
     }
-
-
-def _gemma4_form(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Every layer has the geometry of the target's full-attention layers (section 3.5)."""
-    every = config.get("rope_parameters")
-    full = every.get("full_attention") if isinstance(every, dict) else None
-    full = full if isinstance(full, dict) else GEMMA4_ROPE
-    shared = _flag(config, "attention_k_eq_v", where)
-    kv_heads = config.get("num_global_key_value_heads") if shared else None
-    partial = full.get("partial_rotary_factor", GEMMA4_ROPE["partial_rotary_factor"])
-    return {
-        "head_dim": config.get("global_head_dim") or config.get("head_dim"),
-        "num_key_value_heads": kv_heads or config["num_key_value_heads"],
-        "rope": RopeConfig(_theta(full.get("rope_theta"), where), partial=partial),
-        "embedding_scale": config["hidden_size"] ** 0.5,
-        "logit_softcap": config.get("final_logit_softcapping"),
-        "values_are_keys": shared,
-    }
+    return DrafterConfig(**fields | form).checked(where)
 
 
 # what Gemma4 configs mean when they name no rope parameters
 GEMMA4_ROPE = {"rope_theta": 1e6, "partial_rotary_factor": 0.25}
-FORMS: dict[str, Callable[[Mapping[str, Any], str], dict[str, Any]]] = {
-    "qwen3": _qwen3_form,
-    "gemma4": _gemma4_form,
-}
 
 
-def _theta(value: Any, where: str) -> float:
-    if not is_positive(value):
-        raise CheckpointError(f"{where}: rope_theta is {short(value)}, expected a positive number")
-    return float(value)
-
-
-def _markov(config: Mapping[str, Any], where: str) -> MarkovConfig | None:
-    rank, kind = config.get("markov_rank"), config.get("markov_head_type")
-    if rank is None or is_whole(rank, 0, 0):
-        return None
-    if not is_whole(rank):
-        raise CheckpointError(f"{where}: markov_rank is {short(rank)}, expected a whole number")
-    return MarkovConfig(type="vanilla" if kind is None else kind, rank=rank)
-
-
-def _confidence(config: Mapping[str, Any], where: str) -> ConfidenceConfig | None:
-    with_markov = _flag(config, "confidence_head_with_markov", where)
-    enabled = _flag(config, "enable_confidence_head", where)
-    return ConfidenceConfig(with_markov) if enabled else None
-
-
-def _temperatures(config: Mapping[str, Any], where: str) -> tuple[float, ...] | None:
-    values = config.get("confidence_temperatures")
-    if values is None:
-        return None
-    if not isinstance(values, list) or not all(map(is_positive, values)):
-        raise CheckpointError(
-            f"{where}: confidence_temperatures is {short(values)}, expected positive numbers"
-        )
-    return tuple(float(v) for v in values)
-
-
-def _flag(config: Mapping[str, Any], key: str, where: str) -> bool:
-    value = config.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise CheckpointError(f"{where}: {key} is {short(value)}, expected true or false")
-    return bool(value)
+def _gemma4_form(flat: Config, where: str) -> dict[str, Any]:
+    """Every layer has the geometry of the target's full-attention layers (section 3.5)."""
+    every = flat.get("rope_parameters")
+    full = every.get("full_attention") if isinstance(every, dict) else None
+    full = full if isinstance(full, dict) else GEMMA4_ROPE
+    same = flag(flat, "attention_k_eq_v", where)
+    kv_heads = flat.get("num_global_key_value_heads") if same else None
+    partial = full.get("partial_rotary_factor", GEMMA4_ROPE["partial_rotary_factor"])
+    return {
+        "head_dim": flat.get("global_head_dim") or flat.get("head_dim"),
+        "num_key_value_heads": kv_heads or flat["num_key_value_heads"],
+        "rope": RopeConfig(theta(full.get("rope_theta"), where), partial=partial),
+        "embedding_scale": flat["hidden_size"] ** 0.5,
+        "logit_softcap": flat.get("final_logit_softcapping"),
+        "values_are_keys": same,
+    }

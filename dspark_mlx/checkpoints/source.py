@@ -12,20 +12,52 @@ from typing import Any, Protocol
 from dspark_mlx.config import DrafterConfig
 from dspark_mlx.errors import CheckpointError
 
-from . import converted, deepspec
+from . import (
+    converted,
+    deepspec,
+    gguf,
+    lfm2,
+    nvidia,
+    qwen35,
+    refused,
+    specforge,
+    speculators,
+    speculators_eagle3,
+    zlab,
+)
+from .gguf_file import GgufFile
 from .tensors import TensorInfo, TensorSource, open_tensors
 
 
 class Packaging(Protocol):
-    """One way of packing a drafter; each is a module of this package."""
+    """One way of packing a drafter; each is a module of this package.
+
+    A packaging may lack `view`, which gives the tensors under our names (`resolve` gets those),
+    and `precheck`, which may refuse a config before any weight file is opened.
+    """
 
     NAME: str
     matches: Callable[[Mapping[str, Any]], bool]
+    precheck: Callable[[Mapping[str, Any], str], None]
+    view: Callable[[Mapping[str, Any], TensorSource, str], TensorSource]
     resolve: Callable[[Mapping[str, Any], Mapping[str, TensorInfo], str], DrafterConfig]
 
 
-# tried in order; every one recognises its own files only
-PACKAGINGS: tuple[Any, ...] = (converted, deepspec)
+# every one recognises its own files only; `refused` comes before the forms that it resembles
+PACKAGINGS: tuple[Any, ...] = (
+    converted,
+    gguf,
+    refused,
+    speculators_eagle3,
+    speculators,
+    specforge,
+    lfm2,
+    qwen35,
+    nvidia,
+    zlab,
+    deepspec,
+)
+SIDE_FILES = {"hf_quant_config": "hf_quant_config.json"}  # key to find it under -> its name
 
 
 @dataclass(frozen=True)
@@ -48,17 +80,48 @@ def open_drafter(folder: Path) -> DrafterSource:
 
     Raises CheckpointError (or UnsupportedError) with what was found and what was expected.
     """
-    config, where = read_config(folder), str(folder / "config.json")
+    config, where = _describe(folder)
     packaging = next((p for p in PACKAGINGS if p.matches(config)), None)
     if packaging is None:
         raise CheckpointError(
             f"{where}: not a drafter of a known packaging (architectures "
             f"{short(config.get('architectures'))}, model_type {short(config.get('model_type'))}); "
-            f"known: {', '.join(p.NAME for p in PACKAGINGS)}"
+            f"known: {', '.join(p.NAME for p in PACKAGINGS if p is not refused)}"
         )
+    if hasattr(packaging, "precheck"):
+        packaging.precheck(config, where)
     tensors = open_tensors(folder)
-    resolved = packaging.resolve(config, tensors.infos, where)
+    try:
+        if hasattr(packaging, "view"):
+            tensors = packaging.view(config, tensors, where)
+        resolved = packaging.resolve(config, tensors.infos, where)
+    except BaseException:
+        tensors.close()
+        raise
     return DrafterSource(folder, packaging.NAME, resolved, tensors)
+
+
+def _describe(folder: Path) -> tuple[dict[str, Any], str]:
+    """What says of which packaging a drafter is, and where that stands."""
+    if (lone := _lone_gguf(folder)) is not None:
+        with GgufFile(lone) as file:
+            return file.metadata, str(lone)
+    config = read_config(folder)
+    for key, name in SIDE_FILES.items():
+        if (folder / name).is_file():
+            config = {key: read_json(folder / name)} | config
+    return config, str(folder / "config.json")
+
+
+def _lone_gguf(folder: Path) -> Path | None:
+    """The one GGUF file that `folder` is, or holds without any config.json."""
+    try:
+        alone = folder.is_dir() and not (folder / "config.json").exists()
+        files = sorted(folder.glob("*.gguf")) if alone else [folder]
+        only = files[0] if len(files) == 1 else None
+        return only if only is not None and only.suffix == ".gguf" and only.is_file() else None
+    except OSError:  # no access: whoever reads the config says so
+        return None
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -70,6 +133,14 @@ def read_config(folder: Path) -> dict[str, Any]:
         if not path.is_file():
             found = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
             raise CheckpointError(f"{folder} has no config.json (found: {found})")
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    return read_json(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; CheckpointError when it is none."""
+    try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error

@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self
 
 import mlx.core as mx
 
+from dspark_mlx.checkpoints.gguf_file import GgufFile
 from dspark_mlx.checkpoints.safetensors_file import (
     LFS_MARK,
     SafetensorsFile,
@@ -32,9 +33,13 @@ PREFERENCE = (
     ("pytorch_model.bin",),
     ("pytorch_model.bin.index.json",),
     tuple(f"*{suffix}" for suffix in TORCH_SUFFIXES),
+    ("*.gguf",),
 )
 # Files that trainers leave beside the weights.
 NOT_WEIGHTS = {"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt"}
+
+
+File = SafetensorsFile | TorchZipFile | GgufFile
 
 
 class TensorSource(Protocol):
@@ -100,12 +105,14 @@ def _names(paths: Iterable[Path]) -> str:
     return ", ".join(shown(name) for name in names[:12]) + (", ..." if len(names) > 12 else "")
 
 
-def _open_file(path: Path) -> SafetensorsFile | TorchZipFile:
+def _open_file(path: Path) -> File:
     if path.suffix == ".safetensors":
         return SafetensorsFile(path)
     if path.suffix in TORCH_SUFFIXES:
         return TorchZipFile(path)
-    known = ", ".join((".safetensors", *TORCH_SUFFIXES, INDEX))
+    if path.suffix == ".gguf":
+        return GgufFile(path)
+    known = ", ".join((".safetensors", *TORCH_SUFFIXES, ".gguf", INDEX))
     fail(path, f"a file that ends in {path.suffix or 'nothing'!r}", f"expected one of {known}")
 
 
@@ -116,8 +123,8 @@ class _Shards:
         self.path = path
         places = _read_index(index)
         self.files = tuple(index.parent / name for name in sorted(set(places.values())))
-        self._sources: list[SafetensorsFile | TorchZipFile] = []
-        self._owners: dict[str, SafetensorsFile | TorchZipFile] = {}
+        self._sources: list[File] = []
+        self._owners: dict[str, File] = {}
         try:
             for file in self.files:
                 self._add(index, file)

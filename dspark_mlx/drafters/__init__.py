@@ -15,6 +15,7 @@ KINDS = {
     ("dspark", "qwen3"): "dspark:DSpark",
     ("dspark", "gemma4"): "dspark:DSpark",
     ("eagle3", "qwen3"): "eagle3:Eagle3",
+    ("eagle3", "llama"): "eagle3:Eagle3",
 }
 
 

@@ -9,13 +9,12 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache
-from mlx_lm.models.rope_utils import initialize_rope
 
 from dspark_mlx.config import DrafterConfig
 from dspark_mlx.errors import UnsupportedError
 
 from .base import Pick, Proposal
-from .qwen3 import MLP
+from .qwen3 import MLP, rope_of
 from .tables import TableUser
 
 
@@ -34,32 +33,33 @@ class Attention(nn.Module):
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         width, dim = config.hidden_size, config.head_dim
+        self.window = config.mask_of(0).window
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.scale = dim**-0.5
         self.q_proj = nn.Linear(2 * width, self.heads * dim, bias=False)
         self.k_proj = nn.Linear(2 * width, self.kv_heads * dim, bias=False)
         self.v_proj = nn.Linear(2 * width, self.kv_heads * dim, bias=False)
         self.o_proj = nn.Linear(self.heads * dim, width, bias=False)
-        self.q_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
-        self.k_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
-        self.rope = initialize_rope(
-            dim,
-            config.rope.theta,
-            config.rope.interleaved,
-            config.rope.parameters(),
-            config.max_position_embeddings,
-        )
+        if config.backbone != "llama":  # whose layers have no norm on queries and keys
+            self.q_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
+        self.rope = rope_of(config)
 
     def __call__(self, rows: mx.array, cache: KVCache) -> mx.array:
         """[1, n, 2d] -> [1, n, d]; the cache grows by n."""
         count, offset = rows.shape[1], cache.offset
-        mask = create_attention_mask(rows, cache)
+        mask = create_attention_mask(rows, cache, window_size=self.window)
 
         def heads(x: mx.array, number: int) -> mx.array:
             return x.reshape(1, count, number, -1)
 
-        queries = self.q_norm(heads(self.q_proj(rows), self.heads)).transpose(0, 2, 1, 3)
-        keys = self.k_norm(heads(self.k_proj(rows), self.kv_heads)).transpose(0, 2, 1, 3)
+        queries, keys = (
+            heads(self.q_proj(rows), self.heads),
+            heads(self.k_proj(rows), self.kv_heads),
+        )
+        if "q_norm" in self:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        queries, keys = queries.transpose(0, 2, 1, 3), keys.transpose(0, 2, 1, 3)
         values = heads(self.v_proj(rows), self.kv_heads).transpose(0, 2, 1, 3)
         keys, values = cache.update_and_fetch(self.rope(keys, offset=offset), values)
         out = scaled_dot_product_attention(
@@ -74,24 +74,26 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """u = [norm(e) ; norm(g)]; the residual is the un-normed g."""
+    """u = [norm(e) ; norm(g)]; the residual is g as it was, or normed where the config says so."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.self_attn = Attention(config)
         self.mlp = MLP(config)
+        self.normed_residual = config.norm_before_residual
         for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm"):
             setattr(self, name, nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps))
 
     def __call__(self, embedded: mx.array, hidden: mx.array, cache: KVCache) -> mx.array:
         """Rows e and g, [1, n, d] each -> [1, n, d]."""
-        both = mx.concatenate([self.input_layernorm(embedded), self.hidden_norm(hidden)], axis=-1)
-        hidden = hidden + self.self_attn(both, cache)
+        normed = self.hidden_norm(hidden)
+        both = mx.concatenate([self.input_layernorm(embedded), normed], axis=-1)
+        hidden = (normed if self.normed_residual else hidden) + self.self_attn(both, cache)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
 class Eagle3(TableUser):
-    """An Eagle3 drafter, Qwen3 form. A row pairs position i's features with token i + 1."""
+    """An Eagle3 drafter. A row pairs position i's features with token i + 1."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)
@@ -101,8 +103,13 @@ class Eagle3(TableUser):
                 "one layer is"
             )
         width = config.hidden_size
-        self.fc = nn.Linear(len(config.target_layer_ids) * width, width, bias=False)
+        taps, eps = len(config.target_layer_ids), config.rms_norm_eps
+        self.fc = nn.Linear(taps * width, width, bias=False)
         self.layers = [Layer(config)]
+        if config.feature_norm == "joint":
+            self.input_norm = nn.RMSNorm(taps * width, eps=eps)
+        elif config.feature_norm == "each":
+            self.fc_norm = [nn.RMSNorm(width, eps=eps) for _ in range(taps)]
 
     @property
     def block_size(self) -> int:
@@ -134,7 +141,12 @@ class Eagle3(TableUser):
 
     def extend(self, context: Context, features: list[mx.array], following: mx.array) -> None:
         """Run the layer on features ([n, d] per tapped layer) paired with the next tokens [n]."""
-        stacked = mx.concatenate(features, axis=-1)[None].astype(self.dtype)
+        rows = [f.astype(self.dtype) for f in features]
+        if "fc_norm" in self:
+            rows = [norm(row) for norm, row in zip(self.fc_norm, rows, strict=True)]
+        stacked = mx.concatenate(rows, axis=-1)[None]
+        if "input_norm" in self:
+            stacked = self.input_norm(stacked)
         out = self.layers[0](self.embed(following)[None], self.fc(stacked), context.cache)
         context.newest = out[0, -1:]
         context.length += stacked.shape[1]
@@ -147,10 +159,12 @@ class Eagle3(TableUser):
         hidden: Any = context.newest
         tokens, probs = [], []
         for k in range(count):
-            token, q = self.to_target(*pick(self.logits(self.norm(hidden))))
+            normed = self.norm(hidden)
+            token, q = self.to_target(*pick(self.logits(normed)))
             tokens.append(token)
             probs.append(q)
             if k + 1 < count:
-                hidden = self.layers[0](self.embed(token)[None], hidden[None], context.cache)[0]
+                handed = normed if self.config.norm_output else hidden
+                hidden = self.layers[0](self.embed(token)[None], handed[None], context.cache)[0]
         context.cache.trim(context.cache.offset - context.length)
         return Proposal.of(tokens, probs)

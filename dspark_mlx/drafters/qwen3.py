@@ -12,6 +12,17 @@ from mlx_lm.models.rope_utils import initialize_rope
 from dspark_mlx.config import DrafterConfig, LayerMask
 
 
+def rope_of(config: DrafterConfig) -> nn.Module:
+    """The rotary embedding of a head's leading dimensions, or of all."""
+    return initialize_rope(
+        config.rope.rotary_dims or config.head_dim,
+        config.rope.theta,
+        config.rope.interleaved,
+        config.rope.parameters(),
+        config.max_position_embeddings,
+    )
+
+
 class Attention(nn.Module):
     """Attention of the block's rows over the injected context and over the whole block."""
 
@@ -21,19 +32,14 @@ class Attention(nn.Module):
         self.sees = config.mask_of(layer)
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.scale = dim**-0.5
-        self.q_proj = nn.Linear(width, self.heads * dim, bias=False)
+        self.gated = config.attention_gate
+        self.q_proj = nn.Linear(width, (1 + self.gated) * self.heads * dim, bias=False)
         self.k_proj = nn.Linear(width, self.kv_heads * dim, bias=False)
         self.v_proj = nn.Linear(width, self.kv_heads * dim, bias=False)
         self.o_proj = nn.Linear(self.heads * dim, width, bias=False)
         self.q_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
-        self.rope = initialize_rope(
-            dim,
-            config.rope.theta,
-            config.rope.interleaved,
-            config.rope.parameters(),
-            config.max_position_embeddings,
-        )
+        self.rope = rope_of(config)
         if config.attention_sinks:
             self.attention_sink_bias = mx.zeros((self.heads,))
 
@@ -45,7 +51,10 @@ class Attention(nn.Module):
         rows = block.shape[1]
         keys, values = self.project(block, context, cache.offset)
         keys, values = cache.update_and_fetch(keys, values)
-        queries = self.q_norm(self.q_proj(block).reshape(1, rows, self.heads, -1))
+        queries = self.q_proj(block).reshape(1, rows, self.heads, -1)
+        if self.gated:  # a head's query, then its gate
+            queries, gate = mx.split(queries, 2, axis=-1)
+        queries = self.q_norm(queries)
         queries = self.rope(queries.transpose(0, 2, 1, 3), offset=cache.offset - rows)
         if self.sees.window is not None:  # older context is masked for every row of the block
             newest = self.sees.window - 1 + rows
@@ -60,7 +69,10 @@ class Attention(nn.Module):
             sinks=self.get("attention_sink_bias"),
         )
         cache.trim(rows)
-        return self.o_proj(out.transpose(0, 2, 1, 3).reshape(1, rows, -1))
+        out = out.transpose(0, 2, 1, 3)
+        if self.gated:
+            out = out * mx.sigmoid(gate)
+        return self.o_proj(out.reshape(1, rows, -1))
 
     def absorb(self, context: mx.array, cache: KVCache) -> None:
         """Store keys and values of context rows [1, n, d] without running a block."""

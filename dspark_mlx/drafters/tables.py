@@ -70,6 +70,12 @@ class TableUser(nn.Module):
             probs = everywhere.at[:, self.draft_ids].add(probs)
         return self.draft_ids[row], probs
 
+    def row_of(self, token: int) -> mx.array:
+        """The head row [1] that means a target token; row 0 where none does."""
+        if "draft_ids" not in self:
+            return mx.array([token])
+        return mx.argmax(self.draft_ids == token).reshape(1)
+
     @property
     def _bound(self) -> Tables:
         if self._tables is None:

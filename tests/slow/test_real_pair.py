@@ -1,4 +1,4 @@
-"""Long runs on the real pair: `python -m pytest -m slow -s` (half an hour and more)."""
+"""Long runs on the real pair: `python -m pytest -m slow -s -n 0` (half an hour and more)."""
 
 import json
 

@@ -104,4 +104,7 @@ def test_fast_blas_can_be_switched_off_and_a_wrong_one_is_named(tmp_path):
         wrong = {"DSPARK_MLX_BLAS": "/nowhere/lib.so"}
         done = python("-m", "dspark_mlx", "generate", "-p", "x", cwd=tmp_path, **wrong)
         assert "DSPARK_MLX_BLAS=/nowhere/lib.so does not load" in done.refusal()
+        late = "import mlx.core; from dspark_mlx import blas; blas.advise(); print(blas.active())"
+        done = python("-c", late, cwd=tmp_path, DSPARK_MLX_BLAS="")
+        assert done.out == "None\n" and "import dspark_mlx before mlx" in done.err
     assert blas.VARIABLE == "DSPARK_MLX_BLAS"

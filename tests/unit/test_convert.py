@@ -61,6 +61,7 @@ def test_converted_folder_drafts_exactly_like_its_source(tmp_path, capsys, name)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "config.json",
+        "conversion.json",
         "model.safetensors",
     ]
     for dtype in (None, "bfloat16"):
@@ -195,6 +196,7 @@ def test_config_states_every_key_and_survives_the_round_trip(tmp_path):
         "interleaved": False,
         "partial": 1.0,
         "scaling": None,
+        "rotary_dims": None,
     }
 
 

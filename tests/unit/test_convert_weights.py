@@ -53,9 +53,9 @@ def test_wrong_shape_is_given_beside_the_right_one(case):
 
 def test_missing_extra_and_misshapen_tensors_are_all_listed(case):
     copy(VANILLA, case.source)
-    edit_tensors(case.source, fc__weight=None, d2t=mx.zeros(3), norm__weight=mx.zeros(63))
+    edit_tensors(case.source, fc__weight=None, extra=mx.zeros(3), norm__weight=mx.zeros(63))
     line = case.refused()
-    assert "missing fc.weight" in line and "d2t" in line and "norm.weight has shape [63]" in line
+    assert "missing fc.weight" in line and "extra" in line and "norm.weight has shape [63]" in line
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])

@@ -243,9 +243,9 @@ def test_ambiguous_missing_and_foreign_paths(tmp_path):
         open_tensors(tmp_path)
     with pytest.raises(CheckpointError, match="no such file or folder"):
         open_tensors(tmp_path / "nowhere")
-    (tmp_path / "x.gguf").write_bytes(b"GGUF")
-    with pytest.raises(CheckpointError, match=r"ends in '\.gguf'; expected one of \.safetensors"):
-        open_tensors(tmp_path / "x.gguf")
+    (tmp_path / "x.onnx").write_bytes(b"?")
+    with pytest.raises(CheckpointError, match=r"ends in '\.onnx'; expected one of \.safetensors"):
+        open_tensors(tmp_path / "x.onnx")
 
 
 def test_random_damage_loads_or_raises_checkpoint_error(tmp_path):

@@ -1,0 +1,83 @@
+"""`dspark-mlx inspect`: what a drafter folder is and needs, without loading weights."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from dspark_mlx import hub
+from dspark_mlx.checkpoints import DrafterSource, open_drafter
+from dspark_mlx.checkpoints.source import read_config
+from dspark_mlx.command import Parser
+from dspark_mlx.errors import PairError
+from dspark_mlx.pair import ConfigShape, check_fit
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    p = Parser(prog="dspark-mlx inspect", description="Show what a drafter is, and what it needs.")
+    p.add_argument("drafter", help="name, hub id or folder")
+    p.add_argument("--target", help="say whether it fits this target (name, hub id or folder)")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
+    return p
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; exit code 1 when the drafter does not fit the named target."""
+    args = parser().parse_args(argv)
+    with (source := open_drafter(hub.drafter_folder(args.drafter))).tensors:
+        found = describe(source)
+    if args.target:
+        found["fits"], found["why_not"] = fits(source, args.target)
+    print(json.dumps(found) if args.json else text(found))
+    return 0 if found.get("fits", True) else 1
+
+
+def describe(source: DrafterSource) -> dict[str, Any]:
+    """Kind, conventions and sizes, JSON-ready."""
+    infos = source.tensors.infos
+    return {
+        "folder": str(source.folder),
+        "packaging": source.packaging,
+        "config": source.config.to_dict(),
+        "tensors": len(infos),
+        "bytes": sum(info.nbytes for info in infos.values()),
+    }
+
+
+def fits(source: DrafterSource, target: str) -> tuple[bool, str | None]:
+    """Whether the drafter fits a target, by its config alone; and if not, why."""
+    shape = ConfigShape.of(read_config(hub.target_folder(target)), target)
+    try:
+        check_fit(shape, source.config, source.folder.name)
+    except PairError as error:
+        return False, str(error)
+    return True, None
+
+
+def text(found: dict[str, Any]) -> str:
+    """`describe`'s result in a few lines."""
+    c = found["config"]
+    markov, confidence = c["markov"], c["confidence"]
+    heads = f"{markov['type']} Markov head of rank {markov['rank']}" if markov else ""
+    heads += ", confidence head" if confidence else ""
+    needs = (
+        f"hidden size {c['hidden_size']}, vocabulary {c['vocab_size']}, "
+        f"{c['num_target_layers'] or 'any number of'} layers"
+    )
+    lines = [
+        f"drafter   {found['folder']} ({found['packaging']})",
+        f"kind      {c['kind']}, {c['backbone']} form, {c['num_hidden_layers']} layers, "
+        f"{found['tensors']} tensors, {found['bytes'] / 1e6:.1f} MB",
+        f"block     {c['block_size']} slots, predicts from slot {c['predict_from_slot']}, "
+        f"mask token {c['mask_token_id']}",
+        f"taps      {c['tap_convention']} {', '.join(map(str, c['target_layer_ids']))}",
+        f"heads     {heads or 'none'}",
+        f"tables    embedding: {c['embeddings']}, head: {c['head']}"
+        + (f" ({c['draft_vocab_size']} rows)" if c["draft_vocab_size"] else ""),
+        f"needs     a target with {needs}",
+    ]
+    if "fits" in found:
+        lines.append("fits      yes" if found["fits"] else f"fits      no: {found['why_not']}")
+    return "\n".join(lines)
