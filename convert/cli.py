@@ -8,7 +8,7 @@ from dspark_mlx.command import Parser
 from dspark_mlx.convert import report
 from dspark_mlx.convert.selftest import Trial, accept_length, sample_texts, try_conventions
 from dspark_mlx.convert.write import Conversion, convert
-from dspark_mlx.loading import load
+from dspark_mlx.loading import load, with_drafter
 
 EXAMPLE = """\
 example:
@@ -97,5 +97,5 @@ def _selftest(args: argparse.Namespace, result: Conversion) -> tuple[list[Trial]
     trials = try_conventions(pair.target, pair.drafter, texts)
     if result.config.quantization is None and result.config.draft_vocab_size is None:
         return trials, None
-    source = load(args.target, args.source).drafter
+    source = with_drafter(pair, args.source).drafter
     return trials, accept_length(pair.target, source, texts, "source")

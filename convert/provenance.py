@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from dspark_mlx import __version__
 from dspark_mlx.checkpoints import DrafterSource
+from dspark_mlx.fetch import sha256_of
 
 
 def provenance(source: DrafterSource, name: str) -> dict[str, Any]:
@@ -18,19 +18,13 @@ def provenance(source: DrafterSource, name: str) -> dict[str, Any]:
     return {
         "name": _public(name, source.folder),
         "packaging": source.packaging,
-        "sha256": {file.name: sha256(file) for file in files},
+        "sha256": {file.name: sha256_of(file) for file in files},
         "versions": {
             "dspark-mlx": __version__,
             "mlx": version("mlx"),
             "mlx-lm": version("mlx-lm"),
         },
     }
-
-
-def sha256(path: Path) -> str:
-    """Hex digest of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _public(name: str, folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.utils import dequantize_model, load_model
 
 from . import blas, hub
-from .checkpoints import open_drafter
+from .checkpoints import DrafterSource, open_drafter
 from .checkpoints.source import read_config
 from .drafters.weights import BITS, load_drafter
 from .errors import CheckpointError, OptionError
@@ -62,15 +63,27 @@ def load(
     model = load_target(folder, name, dequantize=plan.dequantize, dtype=plan.dtype)
     tokenizer, stops = load_tokenizer(folder)
     entry = entry_of(name)
-    if source is None:
-        return Pair(model, None, tokenizer, entry.thinking if entry else None, stops)
-    check_fit(model, source.config, str(source.folder))
-    with source.tensors as _:
-        draft = load_drafter(
+    draft = None if source is None else _load_beside(model, source, plan)
+    return Pair(model, draft, tokenizer, entry.thinking if entry else None, stops)
+
+
+def with_drafter(pair: Pair, drafter: str | Path) -> Pair:
+    """The same loaded target beside another drafter, in `load`'s default precision.
+
+    Raises what `load` raises for a drafter.
+    """
+    source = open_drafter(hub.drafter_folder(str(drafter)))
+    return dataclasses.replace(pair, drafter=_load_beside(pair.target, source, _Plan(None, None)))
+
+
+def _load_beside(target: Target, source: DrafterSource, plan: _Plan) -> Any:
+    check_fit(target, source.config, str(source.folder))
+    with source.tensors:
+        drafter = load_drafter(
             source, bits=plan.bits, dequantize=plan.dequantize or bool(plan.bits), dtype=plan.dtype
         )
-    draft.bind(model)
-    return Pair(model, draft, tokenizer, entry.thinking if entry else None, stops)
+    drafter.bind(target)
+    return drafter
 
 
 def load_target(

@@ -9,18 +9,17 @@ import mmap
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-import mlx.core as mx
 import numpy as np
 
 from dspark_mlx.checkpoints.safetensors_file import (
     MAX_DIM,
+    MappedFile,
     TensorInfo,
     fail,
     map_file,
     shown,
-    to_array,
 )
 from dspark_mlx.errors import UnsupportedError
 
@@ -47,7 +46,7 @@ SCALARS = {
 TEXT, ARRAY = 8, 9
 
 
-class GgufFile:
+class GgufFile(MappedFile):
     """Tensors and metadata of one GGUF file; metadata keys nest at their dots.
 
     A list of strings (a vocabulary) comes as {"strings": count}. Raises CheckpointError for a
@@ -65,28 +64,12 @@ class GgufFile:
             self._alignment = self._read_alignment()
             infos = at.tensor_infos(tensors)
             self._start = -(-at.place // self._alignment) * self._alignment
-            self.infos: Mapping[str, TensorInfo] = {n: info for n, (info, _) in infos.items()}
+            self.infos = {n: info for n, (info, _) in infos.items()}
             self._begins = {name: begin for name, (_, begin) in infos.items()}
             self._check_layout()
         except BaseException:
             self.close()
             raise
-
-    def read(self, name: str) -> mx.array:
-        """Read one tensor, shape and dtype as in `infos`; CheckpointError for an unknown name."""
-        if name not in self.infos:
-            fail(self.path, f"has no tensor '{shown(name)}'", f"it holds {len(self.infos)} others")
-        return to_array(self._data, self.infos[name], self._start + self._begins[name])
-
-    def close(self) -> None:
-        """Let go of the file; arrays already read stay valid."""
-        self._data.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _read_alignment(self) -> int:
         general = self.metadata.get("general")

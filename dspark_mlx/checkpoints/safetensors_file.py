@@ -118,27 +118,14 @@ def to_array(
     return array
 
 
-class SafetensorsFile:
-    """Tensors of one `.safetensors` file, one that passes every check of the header.
+class MappedFile:
+    """A weight file in memory-mapped form; a reader fills in what it found in the header."""
 
-    `metadata` is the file's own `__metadata__`, empty when there is none.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.files: tuple[Path, ...] = (path,)
-        self._data = map_file(path)
-        try:
-            header, self._start = _read_header(path, self._data)
-            self.metadata = _read_metadata(path, header.pop("__metadata__", None))
-            self.infos: Mapping[str, TensorInfo] = {
-                name: _read_info(path, name, entry) for name, entry in header.items()
-            }
-            self._begins = {name: entry["data_offsets"][0] for name, entry in header.items()}
-            self._check_layout()
-        except BaseException:
-            self.close()
-            raise
+    path: Path
+    infos: Mapping[str, TensorInfo]
+    _data: mmap.mmap
+    _start: int  # where the tensors' data begin
+    _begins: Mapping[str, int]  # of each tensor, from there
 
     def read(self, name: str) -> mx.array:
         """Read one tensor, shape and dtype as in `infos`; CheckpointError for an unknown name."""
@@ -155,6 +142,27 @@ class SafetensorsFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class SafetensorsFile(MappedFile):
+    """Tensors of one `.safetensors` file, one that passes every check of the header.
+
+    `metadata` is the file's own `__metadata__`, empty when there is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files: tuple[Path, ...] = (path,)
+        self._data = map_file(path)
+        try:
+            header, self._start = _read_header(path, self._data)
+            self.metadata = _read_metadata(path, header.pop("__metadata__", None))
+            self.infos = {name: _read_info(path, name, entry) for name, entry in header.items()}
+            self._begins = {name: entry["data_offsets"][0] for name, entry in header.items()}
+            self._check_layout()
+        except BaseException:
+            self.close()
+            raise
 
     def _check_layout(self) -> None:
         """Tensors must follow each other without a gap, from the header to the end of the file."""

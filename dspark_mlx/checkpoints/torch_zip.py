@@ -9,13 +9,13 @@ import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import mlx.core as mx
 
 from dspark_mlx.checkpoints.safetensors_file import (
     DTYPES,
-    TensorInfo,
+    MappedFile,
     fail,
     map_file,
     shown,
@@ -33,7 +33,7 @@ _ZIP_ERRORS = (zipfile.BadZipFile, OSError, ValueError, struct.error, NotImpleme
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, length of the name, of the extra field
 
 
-class TorchZipFile:
+class TorchZipFile(MappedFile):
     """Tensors of one `torch.save`d state dict, flat or under one of the keys in `WRAPPERS`.
 
     `ignored` names the entries beside the tensors that are none (step counts, settings).
@@ -51,7 +51,7 @@ class TorchZipFile:
         except BaseException:
             self.close()
             raise
-        self.infos: Mapping[str, TensorInfo] = {n: t.info for n, t in self._tensors.items()}
+        self.infos = {n: t.info for n, t in self._tensors.items()}
 
     def read(self, name: str) -> mx.array:
         """Read one tensor, shape and dtype as in `infos`; CheckpointError for an unknown name."""
@@ -59,16 +59,6 @@ class TorchZipFile:
             fail(self.path, f"has no tensor '{shown(name)}'", f"it holds {len(self.infos)} others")
         tensor = self._tensors[name]
         return to_array(self._data, tensor.info, self._starts[name], tensor.strides)
-
-    def close(self) -> None:
-        """Let go of the file; arrays already read stay valid."""
-        self._data.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _open_archive(self) -> tuple[dict[str, zipfile.ZipInfo], str]:
         """All entries by name, and the folder inside the archive that holds data.pkl."""

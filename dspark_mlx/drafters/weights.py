@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -74,14 +74,11 @@ def quantize_drafter(
     drafter: Any,
     bits: int,
     group_size: int,
-    choose: Callable[[str], int | None] = lambda path: None,
 ) -> dict[str, Any]:
     """Quantize every matrix whose width allows it; return the config's `quantization` entry.
 
-    The entry is {"group_size": n, "modules": {path: bits}}.
-
-    `choose` may give a module path its own bits (0: leave it as it is). The confidence head is
-    never quantized: it is one row.
+    The entry is {"group_size": n, "modules": {path: bits}}. The confidence head is never
+    quantized: it is one row.
     """
     if bits not in BITS:
         raise OptionError(f"a drafter can be quantized to 4 or 8 bits, not {bits!r}")
@@ -91,10 +88,9 @@ def quantize_drafter(
 
     def settings_of(path: str, module: nn.Module) -> dict[str, int] | bool:
         fits = hasattr(module, "to_quantized") and module.weight.shape[-1] % group_size == 0
-        own = choose(path)
-        if not fits or own == 0 or path.startswith("confidence_head"):
+        if not fits or path.startswith("confidence_head"):
             return False
-        modules[path] = own or bits
+        modules[path] = bits
         return {"group_size": group_size, "bits": modules[path]}
 
     nn.quantize(drafter, class_predicate=settings_of)
