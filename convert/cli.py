@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from dspark_mlx.command import Parser
 from dspark_mlx.convert import report
+from dspark_mlx.convert.corpus import Corpus
 from dspark_mlx.convert.selftest import Trial, accept_length, sample_texts, try_conventions
 from dspark_mlx.convert.write import Conversion, convert
 from dspark_mlx.loading import load, with_drafter
@@ -52,6 +54,20 @@ def parser() -> argparse.ArgumentParser:
         help="count tokens over this text or .jsonl file; may be repeated (default: built-in text)",
     )
     p.add_argument(
+        "--vocab-generate",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help="count over so many tokens that the target itself generates",
+    )
+    p.add_argument(
+        "--vocab-prompts",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="prompts (text: one a line, or .jsonl) that it answers before questions of its own",
+    )
+    p.add_argument(
         "--no-selftest",
         action="store_true",
         help="do not try the drafter with --target (shifted taps and slots included)",
@@ -66,8 +82,9 @@ def main(argv: list[str]) -> int:
     args = p.parse_args(argv)
     if not args.quantize and (args.q_bits or args.q_group_size):
         p.error("--q-bits and --q-group-size need -q")
-    if args.vocab_text and args.draft_vocab is None:
-        p.error("--vocab-text needs --draft-vocab")
+    corpus = Corpus(args.vocab_text, args.vocab_generate, args.vocab_prompts)
+    if not corpus.is_built_in and args.draft_vocab is None:
+        p.error("--vocab-text, --vocab-generate and --vocab-prompts need --draft-vocab")
     result = convert(
         args.source,
         args.output,
@@ -77,7 +94,8 @@ def main(argv: list[str]) -> int:
         dtype=args.dtype,
         share_embeddings=args.share_embeddings,
         draft_vocab=args.draft_vocab,
-        vocab_texts=args.vocab_text,
+        corpus=corpus,
+        progress=lambda line: print(line, file=sys.stderr, flush=True),
         overwrite=args.overwrite,
     )
     print(report.text(result), flush=True)

@@ -7,16 +7,14 @@ drafted. Reading these tables is most of a small drafter's work.
 from __future__ import annotations
 
 import dataclasses
-import json
-import pydoc_data.topics
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from dspark_mlx.config import DrafterConfig
+from dspark_mlx.convert.corpus import Corpus, Progress, built_in_texts, count_tokens
 from dspark_mlx.errors import OptionError
 from dspark_mlx.loading import load_tokenizer
 from dspark_mlx.targets.base import Target
@@ -25,31 +23,45 @@ HEAD, OUTPUT = "lm_head.weight", "markov_head.markov_w2.weight"
 
 
 def most_useful(
-    target: Path, vocabulary: int, size: int, texts: Sequence[str | Path] = ()
+    folder: Path, vocabulary: int, size: int, corpus: Corpus, progress: Progress | None = None
 ) -> list[int]:
-    """The `size` token ids to keep for a target folder, by counts over files or built-in text."""
-    tokenizer, stops = load_tokenizer(target)
-    paths = [Path(text).expanduser() for text in texts]
-    counts = count_tokens(read_texts(paths) if paths else built_in_texts(), tokenizer)
-    return choose_tokens(counts, size, vocabulary, always_kept(tokenizer, stops))
+    """The `size` of `vocabulary` token ids to keep for the target in `folder`, by counts."""
+    tokenizer, stops = load_tokenizer(folder)
+    always = always_kept(tokenizer, stops)
+    check_size(size, always, vocabulary)  # before the long part
+    counts = corpus.counts(folder, tokenizer, progress)
+    ties = count_tokens(built_in_texts(), tokenizer)
+    return choose_tokens(counts, size, vocabulary, always, ties)
 
 
-def choose_tokens(
-    counts: Mapping[int, int], size: int, vocabulary: int, always: Iterable[int]
-) -> list[int]:
-    """`size` token ids, ascending: `always`, then the most counted.
-
-    Ties, and places left over, go to lower ids: byte-pair vocabularies are numbered by
-    frequency. Raises OptionError when `size` is no proper part of the vocabulary.
-    """
+def check_size(size: int, always: Iterable[int], vocabulary: int) -> None:
+    """Raise OptionError when `size` is no proper part of the vocabulary, or leaves out `always`."""
     kept = {t for t in always if 0 <= t < vocabulary}
     if not len(kept) <= size < vocabulary:
         raise OptionError(
             f"--draft-vocab {size} must lie between the {len(kept)} tokens that are always kept "
             f"and the vocabulary of {vocabulary}"
         )
+
+
+def choose_tokens(
+    counts: Mapping[int, int],
+    size: int,
+    vocabulary: int,
+    always: Iterable[int],
+    ties: Mapping[int, int] | None = None,
+) -> list[int]:
+    """`size` token ids, ascending: `always`, then the most counted.
+
+    Among equals those with more in `ties` come first, then lower ids: byte-pair vocabularies
+    are numbered by frequency.
+    """
+    check_size(size, always, vocabulary)
+    kept = {t for t in always if 0 <= t < vocabulary}
+    ties = ties or {}
     ranked = sorted(
-        (t for t in range(vocabulary) if t not in kept), key=lambda t: (-counts.get(t, 0), t)
+        (t for t in range(vocabulary) if t not in kept),
+        key=lambda t: (-counts.get(t, 0), -ties.get(t, 0), t),
     )
     return sorted(kept | set(ranked[: size - len(kept)]))
 
@@ -62,33 +74,6 @@ def always_kept(tokenizer: Any, stop_ids: Iterable[int]) -> set[int]:
         text = tokenizer.apply_chat_template(talk, tokenize=False)
         kept |= set(tokenizer.encode(text, add_special_tokens=False))
     return kept
-
-
-def count_tokens(texts: Iterable[str], tokenizer: Any) -> Counter[int]:
-    """How often each token occurs in the texts."""
-    counts: Counter[int] = Counter()
-    for text in texts:
-        for line in text.splitlines(keepends=True):  # a long text makes tokenizers complain
-            counts.update(tokenizer.encode(line, add_special_tokens=False))
-    return counts
-
-
-def read_texts(paths: Iterable[Path]) -> Iterator[str]:
-    """Texts of files: every string inside a .jsonl line, otherwise the file as it is."""
-    for path in paths:
-        try:
-            content = path.read_text(encoding="utf-8")
-            if path.suffix == ".jsonl":
-                yield from (s for line in content.splitlines() for s in _strings(json.loads(line)))
-            else:
-                yield content
-        except (OSError, ValueError) as error:
-            raise OptionError(f"cannot read the text {path}: {error}") from error
-
-
-def built_in_texts() -> list[str]:
-    """A corpus that every machine has: the language reference that Python itself ships."""
-    return list(pydoc_data.topics.topics.values())
 
 
 def reduce_vocabulary(
@@ -119,11 +104,3 @@ def _head_rows(
         return head.weight[rows]
     packed = (head[name][rows] for name in ("weight", "scales", "biases"))
     return mx.dequantize(*packed, group_size=head.group_size, bits=head.bits, mode=head.mode)
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | dict):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _strings(part)

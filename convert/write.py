@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from dspark_mlx import hub
 from dspark_mlx.atomic import check_free, new_folder
 from dspark_mlx.checkpoints import DrafterSource, open_drafter
 from dspark_mlx.config import DrafterConfig
+from dspark_mlx.convert.corpus import Corpus, Progress
 from dspark_mlx.convert.provenance import provenance
 from dspark_mlx.convert.sharing import find_copies
 from dspark_mlx.convert.vocabulary import most_useful, reduce_vocabulary
@@ -61,7 +62,8 @@ def convert(
     dtype: str | None = None,
     share_embeddings: bool = False,
     draft_vocab: int | None = None,
-    vocab_texts: Sequence[str | Path] = (),
+    corpus: Corpus | None = None,
+    progress: Progress | None = None,
     overwrite: bool = False,
 ) -> Conversion:
     """Convert a drafter (hub id, table name or folder) into the folder `output`.
@@ -69,8 +71,8 @@ def convert(
     `target` (the same kinds of name) allows dropping copies of its embedding and head, where
     they are equal; `share_embeddings` drops them also where they are not. `bits` (4 or 8)
     quantizes with `group_size`; `dtype` casts what stays dense. `draft_vocab` keeps so many
-    rows of head and Markov output table, the most useful by counts over `vocab_texts` (files;
-    none: a built-in corpus). Raises a UserError for anything that is wrong with source or
+    rows of head and Markov output table, the most useful by counts over `corpus` (None: the
+    built-in one). Raises a UserError for anything that is wrong with source or
     destination; `output` appears whole or not at all.
     """
     _check_options(dtype, target, share_embeddings, draft_vocab)
@@ -89,7 +91,7 @@ def convert(
         holder = load_target(folder, str(target), lazy=True)
         check_fit(holder, config, str(source))
         if draft_vocab is not None:
-            ids = most_useful(folder, config.vocab_size, draft_vocab, vocab_texts)
+            ids = most_useful(folder, config.vocab_size, draft_vocab, corpus or Corpus(), progress)
             weights, config = reduce_vocabulary(weights, config, ids, holder)
         result.dropped = find_copies(weights, holder, share_embeddings)
     config = _without(config, result.dropped)

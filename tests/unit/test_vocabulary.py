@@ -1,6 +1,8 @@
 """A reduced draft vocabulary: which tokens are kept, and that nothing but speed changes."""
 
+import dataclasses
 import json
+from collections import Counter
 
 import mlx.core as mx
 import numpy as np
@@ -8,14 +10,10 @@ import pytest
 
 from dspark_mlx import generate, load
 from dspark_mlx.convert import convert
-from dspark_mlx.convert.vocabulary import (
-    always_kept,
-    choose_tokens,
-    count_tokens,
-    most_useful,
-    read_texts,
-)
-from dspark_mlx.errors import CheckpointError, OptionError
+from dspark_mlx.convert.corpus import Corpus, count_tokens, read_prompts, read_texts
+from dspark_mlx.convert.generations import own_counts
+from dspark_mlx.convert.vocabulary import always_kept, choose_tokens, most_useful
+from dspark_mlx.errors import CheckpointError, OptionError, UnsupportedError
 from tests.tools import FIXTURES, TARGET, VANILLA, run
 
 PROMPT = [1, 277, 293, 84, 93]
@@ -25,6 +23,7 @@ def test_choose_keeps_what_must_be_then_the_most_counted_then_low_ids():
     assert choose_tokens({7: 3, 5: 9, 6: 3}, 4, 10, always=[9]) == [5, 6, 7, 9]
     assert choose_tokens({}, 3, 10, always=[8]) == [0, 1, 8]
     assert choose_tokens({4: 1}, 2, 10, always=[8, 99]) == [4, 8]
+    assert choose_tokens({4: 1}, 4, 10, always=[8], ties={4: 1, 6: 7, 7: 2}) == [4, 6, 7, 8]
 
 
 @pytest.mark.parametrize("size", [1, 10, 11])
@@ -37,7 +36,7 @@ def test_stop_special_and_template_tokens_are_always_kept(pair_of):
     pair = pair_of(False)
     kept = always_kept(pair.tokenizer, pair.stop_ids)
     assert {0, 1, 2, 4, 5} <= kept
-    assert kept <= set(most_useful(TARGET, 320, len(kept)))
+    assert kept <= set(most_useful(TARGET, 320, len(kept), Corpus()))
 
 
 def test_counts_come_from_text_and_jsonl(tmp_path, pair_of):
@@ -48,8 +47,40 @@ def test_counts_come_from_text_and_jsonl(tmp_path, pair_of):
     counts = count_tokens(texts, pair_of(False).tokenizer)
     assert counts.total() == sum(len(pair_of(False).tokenizer.encode(t, add_special_tokens=False))
                                  for t in texts)  # fmt: skip
+    assert list(read_prompts([tmp_path / "a.txt", tmp_path / "b.jsonl"])) == ["The fox"] * 2
     with pytest.raises(OptionError, match=r"missing\.txt"):
         list(read_texts([tmp_path / "missing.txt"]))
+    (tmp_path / "c.jsonl").write_text('{"turns": []}\n\n{')
+    with pytest.raises(OptionError, match=r"c\.jsonl, line 3 is not JSON"):
+        list(read_texts([tmp_path / "c.jsonl"]))
+
+
+def test_counts_come_from_what_the_target_says(pair_of):
+    pair = pair_of(False)
+    counts = own_counts(pair, 500, ["The fox"])
+    assert counts == own_counts(pair, 500, ["The fox"])  # sampled with fixed keys
+    assert counts.total() >= 500 and max(counts) < 320
+    answer = generate(pair, messages=[{"role": "user", "content": "The fox"}], max_tokens=160)
+    said = [t for t in answer.tokens if t not in pair.stop_ids]
+    assert not Counter(said) - own_counts(pair, 1, ["The fox"])  # greedy answers to the prompts
+
+
+def test_a_target_that_says_nothing_is_no_corpus(pair_of):
+    pair = pair_of(False)
+    mute = dataclasses.replace(pair, tokenizer=_Mute(pair.tokenizer))
+    with pytest.raises(UnsupportedError, match="ends every answer at once"):
+        own_counts(mute, 100)
+
+
+class _Mute:
+    """A tokenizer wrapper to which every token ends the answer."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        self.eos_token_ids = list(range(320))
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
 
 
 @pytest.mark.parametrize("drafter", ["dspark-vanilla", "dspark-rnn", "dflash-deepspec", "eagle3"])
@@ -112,4 +143,4 @@ def test_command_line_says_what_is_missing(capsys, tmp_path):
     line = run(capsys, "convert", VANILLA, *out, "--draft-vocab", "64").refusal()
     assert "--target" in line
     line = run(capsys, "convert", VANILLA, *out, "--vocab-text", "x").refusal()
-    assert "--vocab-text needs --draft-vocab" in line
+    assert "need --draft-vocab" in line
