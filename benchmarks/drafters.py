@@ -29,6 +29,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from dspark_mlx import Pair, load
+from dspark_mlx.checkpoints import open_drafter
 from dspark_mlx.convert.write import bytes_per_round
 from dspark_mlx.loading import with_drafter
 from dspark_mlx.prompt import prompt_ids
@@ -40,6 +41,7 @@ class Arm:
 
     name: str
     pair: Pair
+    stored: int  # bytes that a full block would read of the weights as they are stored
     lengths: dict[str, list[int]] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
 
@@ -51,6 +53,14 @@ class Arm:
         target = self.pair.target
         head = 0 if drafter.config.head == "own" else target.vocab_size * target.hidden_size * 4
         return own + head
+
+
+def stored_bytes(folder: str) -> int:
+    """Bytes of a drafter's own weights on disk that a full block reads."""
+    source = open_drafter(Path(folder))
+    with source.tensors as tensors:
+        weights = {name: tensors.read(name) for name in tensors.infos}
+        return bytes_per_round(weights, source.config)
 
 
 def replay(arm: Arm, features: list[mx.array], ids: list[int], first: int) -> Iterator[int]:
@@ -107,14 +117,16 @@ def measure(arms: list[Arm], answers: dict[str, list[tuple[list[int], list[int]]
 
 def table(arms: list[Arm], sets: list[str]) -> list[dict[str, Any]]:
     """One row an arm; printed, and returned for the JSON file."""
-    print(f"\n{'drafter':12} {'MB/round':>8} {'draft ms':>16} " + " ".join(f"{s:>9}" for s in sets),
-          "      all  vs first", sep="")  # fmt: skip
+    columns = " ".join(f"{s:>9}" for s in sets)
+    print(f"\n{'drafter':12} {'MB stored':>9} {'MB read':>8} {'draft ms':>16} {columns}"
+          f"{'all':>10} {'vs first':>9}")  # fmt: skip
     rows = []
     for arm in arms:
         every = [n for lengths in arm.lengths.values() for n in lengths]
         base = [n for lengths in arms[0].lengths.values() for n in lengths]
         row = {
             "drafter": arm.name,
+            "stored_bytes_per_round": arm.stored,
             "bytes_per_round": arm.bytes,
             "draft_ms": [1000 * q for q in statistics.quantiles(arm.seconds, n=4)],
             "accept_len": {s: statistics.fmean(arm.lengths[s]) for s in sets},
@@ -123,7 +135,8 @@ def table(arms: list[Arm], sets: list[str]) -> list[dict[str, Any]]:
         }
         low, mid, high = row["draft_ms"]
         cells = " ".join(f"{row['accept_len'][s]:9.3f}" for s in sets)
-        print(f"{arm.name:12} {arm.bytes / 1e6:8.1f} {mid:5.1f} [{low:4.1f},{high:4.1f}] {cells} "
+        print(f"{arm.name:12} {arm.stored / 1e6:9.1f} {arm.bytes / 1e6:8.1f} "
+              f"{mid:5.1f} [{low:4.1f},{high:4.1f}] {cells} "
               f"{row['accept_len_all']:9.4f} {row['relative']:9.4f}")  # fmt: skip
         rows.append(row)
     return rows
@@ -157,7 +170,7 @@ def main() -> None:
     for name, folder in named.items():
         folder, _, keep = folder.partition("@")
         pair = load(args.model, folder, quantize="keep") if keep else with_drafter(base, folder)
-        arms.append(Arm(name, pair))
+        arms.append(Arm(name, pair, stored_bytes(folder)))
     answers = read_answers(base, args.run, args.data, args.prompts)
     measure(arms, answers)
     rows = table(arms, list(answers))
