@@ -109,7 +109,9 @@ def load_target(
         model.set_dtype(dtype)
     if not lazy:
         settle(model)
-    return Target(model, config, name)
+    loaded = Target(model, config, name)
+    loaded.check()
+    return loaded
 
 
 class _Plan:
@@ -127,8 +129,18 @@ class _Plan:
 
 
 def _flat_rope(config: dict[str, Any]) -> dict[str, Any]:
-    # transformers 5 nests rope settings; several mlx-lm models read only the flat keys and
-    # would fall back to their default theta without a word
+    """What to add to a config so that every mlx-lm model finds its rope settings.
+
+    Transformers 5 nests them; several models read only the flat keys and would fall back to
+    their default theta without a word.
+    """
+    flat = _flat_keys(config)
+    if isinstance(text := config.get("text_config"), dict) and (inner := _flat_keys(text)):
+        flat["text_config"] = text | inner
+    return flat
+
+
+def _flat_keys(config: dict[str, Any]) -> dict[str, Any]:
     nested = config.get("rope_parameters")
     if not isinstance(nested, dict) or "rope_theta" not in nested:
         return {}
