@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
+import shutil
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_map_with_path
+from mlx.utils import tree_flatten, tree_map_with_path
 
 from .fakes import Plain, RecordingTarget, plain
 
@@ -88,6 +91,8 @@ def config_of(family: str, **changes) -> dict:
     """A config.json, with the language model's part nested where the family nests it."""
     own = (FAMILIES | OTHERS)[family]
     kind = {"model_type": family}
+    if family == "lfm2" and "hidden_size" in changes:
+        changes["block_dim"] = changes["hidden_size"]
     if "text_config" not in own:
         return _BASE | own | kind | changes
     return kind | {"text_config": _BASE | kind | own["text_config"] | changes}
@@ -114,6 +119,22 @@ def family_target(family: str, seed: int = 0, **changes) -> RecordingTarget:
     model.update(tree_map_with_path(weight, model.parameters()))
     mx.eval(model.parameters())
     return RecordingTarget(model, config, family)
+
+
+def quantizable(_, module) -> bool:
+    """Whether groups of 32 fit, for `nn.quantize`."""
+    return hasattr(module, "to_quantized") and module["weight"].shape[-1] % 32 == 0
+
+
+def save_target(target: RecordingTarget, folder: Path, tokenizer: Path) -> Path:
+    """Write the target as a folder that `load` reads, with another one's tokenizer files."""
+    folder.mkdir()
+    for file in tokenizer.glob("*token*"):
+        shutil.copy(file, folder)
+    (folder / "config.json").write_text(json.dumps(target.config))
+    weights = dict(tree_flatten(target.model.parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return folder
 
 
 @functools.cache

@@ -63,6 +63,13 @@ class TargetCache:
         """True where a cut needs rows to be run again (recurrent states)."""
         return any(kind_of(leaf).replays for leaf in leaves(self.entries))
 
+    @property
+    def trims_freely(self) -> bool:
+        """True where `trim_to` works for any length at any time, so snapshots are not needed."""
+        return all(kind_of(leaf).trims_freely for leaf in leaves(self.entries)) and not (
+            self.quantization
+        )
+
     def recurrent(self) -> list[Any]:
         """The entries that a replay brings forward."""
         return [leaf for leaf in leaves(self.entries) if kind_of(leaf).replays]
@@ -87,21 +94,24 @@ class TargetCache:
     def keep(self, length: int) -> None:
         """Drop everything after the first `length` positions; checked on every entry.
 
-        Between the mark and now. If that fails, the cache is at its mark.
+        Any length from the mark on, and shorter ones where `can_trim_to` says so. If cutting
+        fails, the cache is at its mark.
         """
-        if not self._marked <= length <= self.length:
-            raise RuntimeError(f"cannot keep {length} of {self._marked}..{self.length} positions")
-        if length == self._marked:
-            self.rewind()
+        if length < self._marked:
+            self.trim_to(length)
+        elif length > self.length:
+            raise RuntimeError(f"cannot keep {length} of {self.length} positions")
+        elif length == self._marked:
+            self.undo()
         elif length < self.length:
             try:
                 self._cut(length)
             except BaseException:
-                self.rewind()
+                self.undo()
                 raise
         self._check(length)
 
-    def rewind(self) -> None:
+    def undo(self) -> None:
         """Back to the mark, after a whole forward or one that broke off in the middle."""
         for leaf, mark in zip(leaves(self.entries), self._marks, strict=True):
             kind_of(leaf).rewind(leaf, mark)
@@ -161,10 +171,13 @@ class TargetCache:
         self._settled()
 
     def fork(self) -> TargetCache:
-        """An independent cache in the same state; memory is shared until either is written to."""
+        """An independent cache in the same state; memory is shared until either is written to.
+
+        Snapshots that are good here are good there.
+        """
         other = copy.copy(self)
         other.entries = [type(entry).from_state(handles(entry.state)) for entry in self.entries]
-        other._good = WeakSet()
+        other._good = WeakSet(self._good)
         other._settled()
         return other
 
@@ -181,8 +194,8 @@ class TargetCache:
     @classmethod
     def load(
         cls,
-        path: str | Path,
         model: nn.Module,
+        path: str | Path,
         quantization: KVQuantization | None = None,
         *,
         name: str = "this target",
@@ -192,7 +205,9 @@ class TargetCache:
         CheckpointError where the file is damaged or not of a cache like this model's.
         """
         cache = cls(model, quantization, name=name)
-        cache.entries, own, metadata = read_entries(Path(path), cache.entries, quantization)
+        like = cache.fork().entries
+        model(mx.zeros((1, 1), mx.int32), cache=like)  # never computed: for the shapes
+        cache.entries, own, metadata = read_entries(Path(path), like, quantization)
         cache.length, cache._exact_from = own["length"], own["exact_from"]
         settle(cache.arrays())
         cache._settled()

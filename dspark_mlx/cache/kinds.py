@@ -27,6 +27,7 @@ class Kind:
     """
 
     replays = False  # after a cut the rows that stay have to be run through again
+    trims_freely = True  # whether `floor` is always 0
 
     def offset(self, entry: Any) -> int | None:
         """Positions processed so far, where the cache counts them."""
@@ -66,9 +67,17 @@ class Kind:
 class Chunked(Kind):
     """Attention within chunks of the sequence: rows before the current chunk are gone."""
 
+    trims_freely = False
+
     def floor(self, entry: Any, length: int) -> int:
         chunks = -(-entry.start_position // entry.chunk_size)  # whole ones that are gone
         return min(chunks * entry.chunk_size, length)
+
+    def hold(self, entry: Any) -> Any:
+        return handles(entry.state)
+
+    def put_back(self, entry: Any, held: Any) -> None:
+        entry.state = handles(held)
 
 
 class Rotating(Kind):
@@ -79,6 +88,8 @@ class Rotating(Kind):
     new arrays of `max_size - 1` old rows and all new ones: any but the first of the new rows
     may be sliced off again; with none left, the ring of before is taken back.
     """
+
+    trims_freely = False
 
     def mark(self, entry: Any) -> Any:
         return entry.state
@@ -119,6 +130,7 @@ class Recurrent(Kind):
     """States that hold the whole past in one array, each forward's replacing the last one's."""
 
     replays = True
+    trims_freely = False
 
     def offset(self, entry: Any) -> None:
         return None

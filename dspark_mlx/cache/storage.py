@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache
-from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
+from mlx_lm.models.cache import (
+    KVCache,
+    QuantizedKVCache,
+    load_prompt_cache,
+    save_prompt_cache,
+)
 
 from dspark_mlx.atomic import new_file
 from dspark_mlx.errors import CheckpointError
 
-from .kinds import leaves
+from .kinds import arrays_of, kind_of, leaves
 from .quantization import KVQuantization
 
 OURS, THEIRS = "dspark_mlx", "caller"  # keys of the file's metadata
@@ -37,42 +41,34 @@ def read_entries(
     try:
         entries, lines = load_prompt_cache(str(path), return_metadata=True)
         own, metadata = json.loads(lines[OURS]), json.loads(lines[THEIRS])
-        own["length"], own["exact_from"]
+        offsets = [kind_of(leaf).offset(leaf) for leaf in leaves(entries)]
+        if any(offset not in (own["length"], None) for offset in offsets):
+            raise ValueError(f"its caches hold {offsets} positions, it says {own}")
+        own["exact_from"]
     except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(f"{path} is not a cache saved by this package: {reason}") from error
-    found, wanted = _forms(entries), _forms(like)
-    if quantization:
-        wanted = [_quantized(form, seen) for form, seen in zip(wanted, found, strict=False)]
-    if found != wanted:
-        raise CheckpointError(f"{path} holds the caches of another model: {_differ(found, wanted)}")
-    for leaf in leaves(entries):
-        if type(leaf) is QuantizedKVCache and quantization:
-            if (leaf.bits, leaf.group_size) != (quantization.bits, quantization.group_size):
-                raise CheckpointError(
-                    f"{path} holds {leaf.bits}-bit caches in groups of {leaf.group_size}, "
-                    f"asked for {quantization.bits} and {quantization.group_size}"
-                )
+    if len(entries) != len(like):
+        misfit = f"{len(entries)} caches, this target has {len(like)}"
+        raise CheckpointError(f"{path} holds the caches of another model: {misfit}")
+    for at, (entry, fresh) in enumerate(zip(entries, like, strict=True)):
+        if quantization and type(fresh) is KVCache and type(entry) is QuantizedKVCache:
+            fresh = fresh.to_quantized(quantization.group_size, quantization.bits)
+        found, wanted = _form(entry), _form(fresh)
+        if found != wanted and not (entry.empty() and type(entry) is type(fresh)):
+            misfit = f"cache {at} is {found}, this target has {wanted}"
+            raise CheckpointError(f"{path} holds the caches of another model: {misfit}")
     return entries, own, metadata
 
 
-def _forms(entries: Sequence[Any]) -> list[tuple[str, ...]]:
-    return [
-        (type(entry).__name__, *(type(leaf).__name__ for leaf in leaves([entry])))
-        if type(entry) is CacheList
-        else (type(entry).__name__,)
-        for entry in entries
-    ]
-
-
-def _quantized(wanted: tuple[str, ...], found: tuple[str, ...]) -> tuple[str, ...]:
-    # a cache that has come to where quantization starts is of the other class from then on
-    fits = wanted == (KVCache.__name__,) and found == (QuantizedKVCache.__name__,)
-    return found if fits else wanted
-
-
-def _differ(found: Sequence[tuple[str, ...]], wanted: Sequence[tuple[str, ...]]) -> str:
-    if len(found) != len(wanted):
-        return f"{len(found)} caches, this target has {len(wanted)}"
-    at = next(k for k, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b)
-    return f"cache {at} is {'/'.join(found[at])}, this target has {'/'.join(wanted[at])}"
+def _form(entry: Any) -> str:
+    """Class, shapes and types of a cache, its rows not counted."""
+    parts = []
+    for leaf in leaves([entry]):
+        by_row = hasattr(leaf, "keys")
+        arrays = [
+            (a.shape[:-2] + a.shape[-1:] if by_row else a.shape, a) for a in arrays_of([leaf])
+        ]
+        shapes = ", ".join(f"{shape} {str(a.dtype).split('.')[-1]}" for shape, a in arrays)
+        parts.append(f"{type(leaf).__name__} [{shapes}]")
+    return " and ".join(parts)

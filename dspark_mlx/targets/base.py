@@ -17,13 +17,23 @@ from .tapped import Tapped
 
 
 class Target:
-    """`model` is mlx-lm's own model, never modified; `config` its config.json as a dict."""
+    """`model` is mlx-lm's own model, never modified; `config` its config.json as a dict.
 
-    def __init__(self, model: nn.Module, config: dict[str, Any], name: str = "target") -> None:
+    `kv` is how its KV caches are quantized, None for not at all.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: dict[str, Any],
+        name: str = "target",
+        kv: KVQuantization | None = None,
+    ) -> None:
         self.model = model
         self.config = config
         self.name = name
         self.family: Family = family_of(model, config)
+        self.kv = kv
         self._quantizable: set[tuple[int, int]] = set()
 
     @property
@@ -60,6 +70,7 @@ class Target:
         Builds one small step and computes nothing.
         """
         probe(self)
+        self._quantizable_or_raise(self.kv)
 
     def new_cache(
         self,
@@ -67,36 +78,29 @@ class Target:
         kv_group_size: int = 64,
         quantized_kv_start: int = 0,
     ) -> TargetCache:
-        """An empty cache; with `kv_bits`, quantized as mlx-lm's generation would.
+        """An empty cache. `kv_bits` quantizes it as mlx-lm's generation would, None as `kv` says.
 
         Raises UnsupportedError where rejected drafts could not be removed or the caches not be
         quantized, OptionError for a value that makes no sense.
         """
-        quantization = self._quantization(kv_bits, kv_group_size, quantized_kv_start)
-        return TargetCache(self.model, quantization, name=self.name)
+        kv = self.kv
+        if kv_bits is not None:
+            kv = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
+        self._quantizable_or_raise(kv)
+        return TargetCache(self.model, kv, name=self.name)
 
-    def load_cache(
-        self,
-        path: str | Path,
-        kv_bits: int | None = None,
-        kv_group_size: int = 64,
-        quantized_kv_start: int = 0,
-    ) -> tuple[TargetCache, dict[str, str]]:
+    def load_cache(self, path: str | Path) -> tuple[TargetCache, dict[str, str]]:
         """A cache that `TargetCache.save` wrote for this target, and its metadata.
 
-        Raises CheckpointError where the file is damaged or another model's.
+        Raises CheckpointError where the file is damaged, another model's, or quantized in
+        another way than `kv` says.
         """
-        quantization = self._quantization(kv_bits, kv_group_size, quantized_kv_start)
-        return TargetCache.load(path, self.model, quantization, name=self.name)
+        return TargetCache.load(self.model, path, self.kv, name=self.name)
 
-    def _quantization(self, bits: int | None, group: int, start: int) -> KVQuantization | None:
-        if bits is None:
-            return None
-        quantization = KVQuantization(bits, group, start)
-        if (bits, group) not in self._quantizable:
-            probe_quantized(self, quantization)
-            self._quantizable.add((bits, group))
-        return quantization
+    def _quantizable_or_raise(self, kv: KVQuantization | None) -> None:
+        if kv is not None and (kv.bits, kv.group_size) not in self._quantizable:
+            probe_quantized(self, kv)
+            self._quantizable.add((kv.bits, kv.group_size))
 
     def embed(self, ids: mx.array) -> mx.array:
         """The raw embedding rows of ids [n] -> [n, d] (de-quantized, without any scale)."""

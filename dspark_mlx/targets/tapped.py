@@ -50,7 +50,7 @@ class Tapped:
         try:
             logits = model(ids[None], cache=cache.entries)
         except BaseException:
-            cache.rewind()
+            cache.undo()
             raise
         cache.grew(rows, self._replay(ids, cache, tape))
         return logits[0], [records[i][0] for i in self._ids]
