@@ -41,7 +41,9 @@ def test_equals_mlx_lm_with_the_same_settings(family, bits, start):
     target.kv = kv
     for script in ("wrong", "first 2 right", "oracle"):
         drafter = ScriptedDrafter(target, scripts(reference, VOCAB)[script])
-        rounds = check_run(pair_with(target, drafter), reference, 30, atol=2e-2, prefill_step_size=3)
+        rounds = check_run(
+            pair_with(target, drafter), reference, 30, atol=2e-2, prefill_step_size=3
+        )
         cache = target.caches[-1]
         kinds = [type(entry) for entry in cache.entries]
         assert QuantizedKVCache in kinds
