@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all."""
+"""Files and folders that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -47,6 +47,31 @@ def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
         for parent in made:
             with contextlib.suppress(OSError):
                 parent.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def new_file(target: Path, suffix: str = "") -> Iterator[Path]:
+    """Yield a temporary sibling (its name ends in `suffix`); on success it replaces `target`.
+
+    On any error the sibling is removed and `target` is as it was.
+    """
+    target = target.absolute()
+    if target.is_dir():
+        raise UserError(f"{target} is a folder; give the name of a file")
+    if not target.parent.is_dir():
+        raise UserError(f"{target.parent} is not a folder; make it first")
+    number, name = tempfile.mkstemp(suffix, f".{target.name}.partial-", target.parent)
+    os.close(number)
+    work = Path(name)
+    try:
+        yield work
+        with work.open("rb") as file:
+            os.fsync(file.fileno())
+        work.chmod(0o666 & ~_umask())
+        work.replace(target)
+    except BaseException:
+        work.unlink(missing_ok=True)
         raise
 
 

@@ -26,6 +26,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--quantize", choices=("4", "8", "keep"), help="drafter bits, or keep what is stored"
     )
     group.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
+    group.add_argument("--kv-bits", type=int, help="quantize the target's KV caches")
+    group.add_argument("--kv-group-size", type=int, help="values per scale (default 64)")
+    group.add_argument(
+        "--quantized-kv-start", type=int, help="positions before quantizing begins (default 0)"
+    )
 
 
 def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +57,8 @@ def model_options(args: argparse.Namespace) -> dict[str, object]:
     """Keyword arguments of `load` from parsed arguments, the target excluded."""
     bits = int(args.quantize) if args.quantize in ("4", "8") else args.quantize
     drafter = False if args.plain else args.drafter
-    return {"drafter": drafter, "quantize": bits, "dtype": args.dtype}
+    names = ("dtype", "kv_bits", "kv_group_size", "quantized_kv_start")
+    return {"drafter": drafter, "quantize": bits, **{n: getattr(args, n) for n in names}}
 
 
 def generation_options(args: argparse.Namespace) -> dict[str, object]:

@@ -13,6 +13,7 @@ from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.utils import dequantize_model, load_model
 
 from . import blas, hub
+from .cache import KVQuantization
 from .checkpoints import DrafterSource, open_drafter
 from .checkpoints.source import read_config
 from .drafters.weights import BITS, load_drafter
@@ -37,6 +38,9 @@ def load(
     *,
     quantize: int | str | None = None,
     dtype: str | None = None,
+    kv_bits: int | None = None,
+    kv_group_size: int | None = None,
+    quantized_kv_start: int | None = None,
     progress: Progress | None = None,
 ) -> Pair:
     """Load a target and its drafter, checked to fit each other.
@@ -46,11 +50,14 @@ def load(
     plainly. quantize: 4 or 8 quantizes the drafter; "keep" keeps stored quantizations where
     they would be undone (on the CPU backend, where float32 is the fast path). dtype: "float32",
     "bfloat16" or "float16" for both; None is float32 on CPU and the stored one elsewhere.
+    kv_bits: quantize the target's KV caches, in groups of kv_group_size (64) from
+    quantized_kv_start (0) positions on, as mlx-lm's generation does with the same settings.
 
     Raises CheckpointError, PairError, FetchError or OptionError, each one line.
     """
     blas.advise()
     plan = _Plan(quantize, dtype)
+    kv = _kv_plan(kv_bits, kv_group_size, quantized_kv_start)
     name = str(target)
     if drafter is True:
         raise OptionError("drafter=True means nothing; give a name, a folder, None or False")
@@ -60,7 +67,7 @@ def load(
     if drafter is not False:
         where = hub.default_drafter(name) if drafter is None else hub.drafter_folder(str(drafter))
         source = open_drafter(where)
-    model = load_target(folder, name, dequantize=plan.dequantize, dtype=plan.dtype)
+    model = load_target(folder, name, dequantize=plan.dequantize, dtype=plan.dtype, kv=kv)
     tokenizer, stops = load_tokenizer(folder)
     entry = entry_of(name)
     draft = None if source is None else _load_beside(model, source, plan)
@@ -93,6 +100,7 @@ def load_target(
     dequantize: bool = False,
     dtype: mx.Dtype | None = None,
     lazy: bool = False,
+    kv: KVQuantization | None = None,
 ) -> Target:
     """Load a target with mlx-lm; de-quantized or cast where asked. One line on any failure.
 
@@ -109,7 +117,9 @@ def load_target(
         model.set_dtype(dtype)
     if not lazy:
         settle(model)
-    return Target(model, config, name)
+    loaded = Target(model, config, name, kv)
+    loaded.check()
+    return loaded
 
 
 class _Plan:
@@ -126,9 +136,27 @@ class _Plan:
         self.dtype = DTYPES[dtype or "float32"] if dtype or on_cpu else None
 
 
+def _kv_plan(bits: int | None, group: int | None, start: int | None) -> KVQuantization | None:
+    if bits is None:
+        if group is not None or start is not None:
+            raise OptionError("kv_group_size and quantized_kv_start mean nothing without kv_bits")
+        return None
+    return KVQuantization(bits, 64 if group is None else group, start or 0)
+
+
 def _flat_rope(config: dict[str, Any]) -> dict[str, Any]:
-    # transformers 5 nests rope settings; several mlx-lm models read only the flat keys and
-    # would fall back to their default theta without a word
+    """What to add to a config so that every mlx-lm model finds its rope settings.
+
+    Transformers 5 nests them; several models read only the flat keys and would fall back to
+    their default theta without a word.
+    """
+    flat = _flat_keys(config)
+    if isinstance(text := config.get("text_config"), dict) and (inner := _flat_keys(text)):
+        flat["text_config"] = text | inner
+    return flat
+
+
+def _flat_keys(config: dict[str, Any]) -> dict[str, Any]:
     nested = config.get("rope_parameters")
     if not isinstance(nested, dict) or "rope_theta" not in nested:
         return {}

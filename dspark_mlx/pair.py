@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from .config import DrafterConfig
 from .drafters.base import Drafter
 from .errors import CheckpointError, PairError
-from .targets.base import Tapped, Target
+from .targets.base import Target
+from .targets.tapped import Tapped
 
 
 @dataclass(frozen=True)

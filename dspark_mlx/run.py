@@ -153,7 +153,8 @@ class Run:
     def _draft(self, anchor: int) -> Proposal:
         """Draft a block (lazy), unless no draft could be verified."""
         drafter = self.pair.drafter
-        remaining = self.limit - (len(self.tokens) - self.prompt_length)
+        border = self.cache.rows_until_border() or float("inf")
+        remaining = min(self.limit - (len(self.tokens) - self.prompt_length), border)
         if drafter is None or remaining <= 1:
             return _nothing()
         drafts = drafter.drafts_of(self.slots)

@@ -17,7 +17,9 @@ from dspark_mlx.sync import Host
 from .fakes import Plain, ScriptedDrafter
 
 
-def check_run(pair: Pair, reference: Plain, limit: int, **options) -> list[Round]:
+def check_run(
+    pair: Pair, reference: Plain, limit: int, *, atol: float = 1e-4, **options
+) -> list[Round]:
     """Generate, hold everything against plain decoding, and return the rounds."""
     options = {"max_tokens": limit, "logprobs": True} | options
     first, *rounds, last = run_events(pair, reference.prompt, Options.of(**options))
@@ -31,7 +33,7 @@ def check_run(pair: Pair, reference: Plain, limit: int, **options) -> list[Round
     shown = [t for t in want if t not in pair.stop_ids]
     assert "".join([first.text] + [r.text for r in rounds]) == pair.tokenizer.decode(shown)
     logprobs = [first.logprob] + [value for r in rounds for value in r.logprobs]
-    np.testing.assert_allclose(logprobs, reference.logprobs[: len(want)], atol=1e-4)
+    np.testing.assert_allclose(logprobs, reference.logprobs[: len(want)], atol=atol)
     full = [*reference.prompt, *want]
     position = len(reference.prompt)
     for index, event in enumerate(rounds, 1):

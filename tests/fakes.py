@@ -14,10 +14,16 @@ from mlx.utils import tree_map_with_path
 from mlx_lm.generate import generate_step
 
 from dspark_mlx.cache import TargetCache
+from dspark_mlx.cache.kinds import leaves
 from dspark_mlx.config import ConfidenceConfig, DrafterConfig, RopeConfig
 from dspark_mlx.drafters.base import Pick, Proposal
 from dspark_mlx.pair import Pair
 from dspark_mlx.targets.base import Target
+
+
+def offsets(cache: TargetCache) -> set[int]:
+    """The positions that each of mlx-lm's caches says it holds; recurrent ones say nothing."""
+    return {leaf.offset for leaf in leaves(cache.entries) if hasattr(leaf, "offset")}
 
 
 class ByteTokenizer:
@@ -44,8 +50,8 @@ class RecordingTarget(Target):
         super().__init__(model, config, name)
         self.caches: list[TargetCache] = []
 
-    def new_cache(self):
-        self.caches.append(super().new_cache())
+    def new_cache(self, *args, **kwargs):
+        self.caches.append(super().new_cache(*args, **kwargs))
         return self.caches[-1]
 
 
@@ -98,9 +104,9 @@ class Plain:
         return self.tokens[:limit], "length"
 
 
-def plain(target: Target, prompt: Sequence[int], count: int) -> Plain:
+def plain(target: Target, prompt: Sequence[int], count: int, **settings: Any) -> Plain:
     """Decode with mlx_lm.generate.generate_step."""
-    steps = generate_step(mx.array(prompt), target.model, max_tokens=count)
+    steps = generate_step(mx.array(prompt), target.model, max_tokens=count, **settings)
     ids, rows = zip(*[(t, np.array(row)) for t, row in steps], strict=True)
     order = [np.argsort(row)[::-1] for row in rows]
     gaps = [row[o[0]] - row[o[1]] for row, o in zip(rows, order, strict=True)]
@@ -206,7 +212,7 @@ class ScriptedDrafter:
     def propose(self, context, anchor, slots, count, pick: Pick) -> Proposal:
         assert 1 <= count <= slots <= self.block_size
         assert context.length == context.cache.length
-        assert {entry.offset for entry in context.cache.entries} == {context.length}
+        assert offsets(context.cache) <= {context.length}
         context.proposals.append((context.length, slots, count))
         previous, tokens, probs = mx.array([anchor]), [], []
         for k in range(count):
@@ -230,6 +236,8 @@ class ScriptedDrafter:
         memory = self.memories[-1]
         assert memory.length == memory.cache.length == len(tokens) - 1
         assert mx.concatenate(memory.following).tolist() == list(tokens[1:])
+        if self.target.kv is not None:
+            return memory  # one pass over all tokens would see nothing of the quantized cache
         tapped = self.target.tapped(self.config.target_layer_ids)
         _, want = tapped(mx.array(tokens[:-1]), TargetCache(self.target.model))
         for layer, rows in enumerate(want):

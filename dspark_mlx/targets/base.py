@@ -1,28 +1,40 @@
-"""A target: an untouched mlx-lm model, and views of it that also hand out layer outputs."""
+"""A target: an untouched mlx-lm model, its shape, its caches, and views that tap its layers."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from dspark_mlx.cache import TargetCache
-from dspark_mlx.errors import UnsupportedError
+from dspark_mlx.cache import KVQuantization, TargetCache
 
 from .families import Family, family_of
+from .probe import probe, probe_quantized
+from .tapped import Tapped
 
 
 class Target:
-    """`model` is mlx-lm's own model, never modified; `config` its config.json as a dict."""
+    """`model` is mlx-lm's own model, never modified; `config` its config.json as a dict.
 
-    def __init__(self, model: nn.Module, config: dict[str, Any], name: str = "target") -> None:
+    `kv` is how its KV caches are quantized, None for not at all.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: dict[str, Any],
+        name: str = "target",
+        kv: KVQuantization | None = None,
+    ) -> None:
         self.model = model
         self.config = config
         self.name = name
         self.family: Family = family_of(model, config)
+        self.kv = kv
+        self._quantizable: set[tuple[int, int]] = set()
 
     @property
     def text_config(self) -> dict[str, Any]:
@@ -37,21 +49,58 @@ class Target:
     @property
     def vocab_size(self) -> int:
         """Rows of the output head (padding rows included)."""
-        return int(self.text_config["vocab_size"])
+        return int(self._size("vocab_size"))
 
     @property
     def hidden_size(self) -> int:
         """Width of the residual stream."""
-        return int(self.text_config["hidden_size"])
+        return int(self._size("hidden_size"))
 
     @property
     def context_limit(self) -> int | None:
         """Positions the model was made for, where its config says so."""
         return self.text_config.get("max_position_embeddings")
 
-    def new_cache(self) -> TargetCache:
-        """An empty cache; raises UnsupportedError where rejected drafts could not be removed."""
-        return TargetCache(self.model)
+    def _size(self, key: str) -> Any:
+        return self.text_config[key] if key in self.text_config else self.config[key]
+
+    def check(self) -> None:
+        """Raise UnsupportedError, naming the layer or cache, where this model cannot be a target.
+
+        Builds one small step and computes nothing.
+        """
+        probe(self)
+        self._quantizable_or_raise(self.kv)
+
+    def new_cache(
+        self,
+        kv_bits: int | None = None,
+        kv_group_size: int = 64,
+        quantized_kv_start: int = 0,
+    ) -> TargetCache:
+        """An empty cache. `kv_bits` quantizes it as mlx-lm's generation would, None as `kv` says.
+
+        Raises UnsupportedError where rejected drafts could not be removed or the caches not be
+        quantized, OptionError for a value that makes no sense.
+        """
+        kv = self.kv
+        if kv_bits is not None:
+            kv = KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
+        self._quantizable_or_raise(kv)
+        return TargetCache(self.model, kv, name=self.name)
+
+    def load_cache(self, path: str | Path) -> tuple[TargetCache, dict[str, str]]:
+        """A cache that `TargetCache.save` wrote for this target, and its metadata.
+
+        Raises CheckpointError where the file is damaged, another model's, or quantized in
+        another way than `kv` says.
+        """
+        return TargetCache.load(self.model, path, self.kv, name=self.name)
+
+    def _quantizable_or_raise(self, kv: KVQuantization | None) -> None:
+        if kv is not None and (kv.bits, kv.group_size) not in self._quantizable:
+            probe_quantized(self, kv)
+            self._quantizable.add((kv.bits, kv.group_size))
 
     def embed(self, ids: mx.array) -> mx.array:
         """The raw embedding rows of ids [n] -> [n, d] (de-quantized, without any scale)."""
@@ -60,73 +109,9 @@ class Target:
     def head(self, hidden: mx.array) -> mx.array:
         """The raw output head, [n, d] -> [n, V], without norm or soft cap."""
         head = self.family.head(self.model)
-        return head.as_linear(hidden) if isinstance(head, nn.Embedding) else head(hidden)
+        # a tied head is the embedding, which a quantized model holds as another class
+        return head.as_linear(hidden) if hasattr(head, "as_linear") else head(hidden)
 
     def tapped(self, layer_ids: Sequence[int] = ()) -> Tapped:
         """A view of the model that records these layers' outputs (see Tapped)."""
         return Tapped(self, layer_ids)
-
-
-class Tapped:
-    """The target's forward with the outputs of some decoder layers. Stateless.
-
-    Each call runs a shallow copy of the module tree on the path to the layers, whose layer list
-    holds recording stand-ins: the arithmetic is mlx-lm's own, so logits are bit-identical, and
-    the original model is not touched. Layer id -1 is the first layer's input (the embedding,
-    scaled where the family scales it).
-    """
-
-    def __init__(self, target: Target, layer_ids: Sequence[int]) -> None:
-        self._target = target
-        self._ids = tuple(layer_ids)
-        if bad := [i for i in self._ids if not -1 <= i < target.depth]:
-            raise UnsupportedError(
-                f"layers {bad} cannot be tapped: {target.name} has {target.depth} layers"
-            )
-
-    def __call__(self, ids: mx.array, cache: TargetCache) -> tuple[mx.array, list[mx.array]]:
-        """Run ids [n] after the cached tokens -> logits [n, V], one [n, d] per tapped layer.
-
-        Lazy; the cache grows by n.
-        """
-        records: dict[int, mx.array] = {}
-        model = self._target.model
-        if self._ids:
-            model = _with_layers(model, self._target.family.path, self._stand_ins(records))
-        cache.mark()
-        logits = model(ids[None], cache=cache.entries)
-        cache.grew(ids.shape[0])
-        return logits[0], [records[i][0] for i in self._ids]
-
-    def _stand_ins(self, records: dict[int, mx.array]) -> list[Any]:
-        layers = list(self._target.family.layers(self._target.model))
-        for i in self._ids:
-            at = max(i, 0)
-            layers[at] = _Recorder(layers[at], records, i)
-        return layers
-
-
-class _Recorder:
-    """Calls a layer and keeps its output (or, for id -1, its input)."""
-
-    def __init__(self, layer: Any, records: dict[int, mx.array], layer_id: int) -> None:
-        self._layer, self._records, self._id = layer, records, layer_id
-
-    def __call__(self, hidden: mx.array, *args: Any, **kwargs: Any) -> Any:
-        output = self._layer(hidden, *args, **kwargs)
-        first = output[0] if isinstance(output, tuple) else output
-        self._records[self._id] = hidden if self._id == -1 else first
-        return output
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._layer, name)
-
-
-def _with_layers(model: nn.Module, path: Sequence[str], layers: list[Any]) -> nn.Module:
-    """A copy of `model` that shares everything but the list at `path`."""
-    view = copy.copy(model)
-    if len(path) == 1:
-        view[path[0]] = layers
-    else:
-        view[path[0]] = _with_layers(model[path[0]], path[1:], layers)
-    return view

@@ -15,7 +15,7 @@ from dspark_mlx.run import run_events
 from dspark_mlx.sampling import KeyedDraws
 from tests.checks import check_run
 from tests.drafters import random_dspark
-from tests.fakes import ScriptedDrafter, pair_with, plain, scripts, tiny_target
+from tests.fakes import ScriptedDrafter, offsets, pair_with, plain, scripts, tiny_target
 from tests.markov import markov_target, random_table
 
 LENGTH = 32
@@ -146,7 +146,7 @@ def test_caches_are_committed_at_every_yield():
             length += 1 if isinstance(event, Prefilled) else len(event.tokens)
             memory = pair.drafter.memories[-1]
             assert memory.length == memory.cache.length == length
-            assert {entry.offset for entry in memory.cache.entries} == {length}
+            assert offsets(memory.cache) == {length}
 
 
 def test_interleaved_runs():
