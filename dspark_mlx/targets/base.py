@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -52,6 +53,10 @@ class Target:
     def new_cache(self) -> TargetCache:
         """An empty cache; raises UnsupportedError where rejected drafts could not be removed."""
         return TargetCache(self.model)
+
+    def load_cache(self, path: Path) -> tuple[TargetCache, dict[str, str]]:
+        """A cache that `TargetCache.save` wrote for this target, and its metadata."""
+        return TargetCache.load(self.model, path)
 
     def embed(self, ids: mx.array) -> mx.array:
         """The raw embedding rows of ids [n] -> [n, d] (de-quantized, without any scale)."""
