@@ -129,10 +129,11 @@ class Options:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
-        strings = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        if bad := [s for s in strings if not isinstance(s, str) or not s]:
-            raise OptionError(f"stop must be strings that are not empty, not {bad[0]!r}")
-        return strings
+        given = () if self.stop is None else self.stop
+        strings = (given,) if isinstance(given, str) else given
+        if not isinstance(strings, Sequence) or not all(isinstance(s, str) and s for s in strings):
+            raise OptionError(f"stop must be one or more strings, none empty, not {self.stop!r}")
+        return tuple(strings)
 
     @property
     def processors(self) -> list[Processor]:

@@ -36,6 +36,7 @@ class State:
         self.cache = self.pair.target.new_cache()
         self.context: Any = None if drafter is None else drafter.start()
         self.busy = False  # whether a step began and has not been settled
+        self._open = False  # whether it came as far as the target
         self._checkpoints: list[tuple[int, Any]] = []
 
     def begin(self, prompt: Sequence[int], window: int | None = None) -> int:
@@ -56,7 +57,7 @@ class State:
 
     def forward(self, ids: mx.array) -> tuple[mx.array, list[mx.array]]:
         """Run ids [n] after the settled positions -> logits [n, V], features; lazy."""
-        self.busy = True
+        self.busy = self._open = True
         return self.pair.tapped(ids, self.cache)
 
     def settle(self, features: list[mx.array], count: int) -> None:
@@ -65,7 +66,7 @@ class State:
         self.cache.keep(length)
         self._remember(features, count)
         self.length = length
-        self.busy = False
+        self.busy = self._open = False
 
     def checkpoint(self) -> None:
         """Remember this place, if the cache could not be cut back to it later."""
@@ -132,11 +133,12 @@ class State:
         if not self.busy:
             return
         try:
-            self.cache.undo()
+            if self._open:
+                self.cache.undo()
             self.length = self.cache.length
             if self.context is not None:
                 self.context.cut(self.length)
             mx.eval(self.arrays())
         except Exception:  # noqa: BLE001 - whatever is wrong with them, they are not needed
             self.clear()
-        self.busy = False
+        self.busy = self._open = False
