@@ -58,7 +58,9 @@ def _from_messages(
     if not control_tokens:
         plain = [m if m["role"] == "assistant" else marked.message(m) for m in plain]
     _check_thinking(pair, plain, thinking)
-    return marked.encode(render(pair, plain, thinking))
+    rendered = render(pair, plain, thinking)
+    _check_system(pair, plain, thinking, rendered)
+    return marked.encode(rendered)
 
 
 def render(pair: Pair, messages: Messages, thinking: bool | None) -> str:
@@ -102,6 +104,18 @@ def _check_thinking(pair: Pair, messages: Messages, thinking: bool | None) -> No
     if render(pair, messages, True) == render(pair, messages, False):
         raise OptionError(
             f"the chat template of {pair.target.name} cannot switch thinking; leave out thinking"
+        )
+
+
+def _check_system(pair: Pair, messages: Messages, thinking: bool | None, rendered: str) -> None:
+    """Refuse a system message that the template leaves out."""
+    if not any(m["role"] == "system" and m["content"] for m in messages):
+        return
+    without = [{**m, "content": ""} if m["role"] == "system" else m for m in messages]
+    if render(pair, without, thinking) == rendered:
+        raise OptionError(
+            f"the chat template of {pair.target.name} leaves system messages out; "
+            "say it in the first user message"
         )
 
 

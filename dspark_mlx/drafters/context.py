@@ -136,20 +136,24 @@ class Context:
     def state(self) -> tuple[dict[str, mx.array], dict[str, int]]:
         """Named arrays and numbers that `restore` reads back."""
         arrays = {} if self.held[1] is None else {"newest": self.held[1]}
+        numbers = {"absorbed": self.absorbed, "newest": len(arrays)}
         for number, cache in enumerate(self.caches):
+            numbers[f"{number}.rows"] = cache.rows
             for name, rows in zip(("keys", "values"), cache.copy().arrays(), strict=False):
                 arrays[f"{number}.{name}"] = rows
-        return arrays, {"absorbed": self.absorbed}
+        return arrays, numbers
 
     def restore(self, arrays: dict[str, mx.array], numbers: dict[str, int]) -> None:
-        """Take on what `state` gave; KeyError or TypeError where that is not of this kind."""
+        """Take on what `state` gave; KeyError or ValueError where that is not of this kind."""
         absorbed = int(numbers["absorbed"])
         for number in range(len(self._caches)):
-            rows = [
-                arrays[f"{number}.{n}"] for n in ("keys", "values") if f"{number}.{n}" in arrays
-            ]
-            self._caches[number] = ContextCache.of(*rows, offset=absorbed)
-        self.held = (absorbed, arrays.get("newest"))
+            count = numbers[f"{number}.rows"]
+            rows = [arrays[f"{number}.{name}"] for name in ("keys", "values")] if count else []
+            cache = ContextCache.of(*rows, offset=absorbed)
+            if cache.rows != count:
+                raise ValueError(f"layer {number} has {cache.rows} rows, expected {count}")
+            self._caches[number] = cache
+        self.held = (absorbed, arrays["newest"] if numbers["newest"] else None)
 
 
 def smallest(*limits: int | None) -> int | None:

@@ -173,7 +173,7 @@ def test_wrong_processors_are_named():
 
 def test_sampler_keeps_its_own_distribution():
     """An opaque sampler by match acceptance: its law, and the stats say so (P25)."""
-    vocab, draws = 6, 1500
+    vocab, draws = 6, 600
     table = random_table(5, vocab, 1.0)
     scripted_target = markov_target(table)
     drafter = ScriptedDrafter(scripted_target, says(lambda p, k: p + k, vocab), block=2)

@@ -224,7 +224,7 @@ def test_no_such_turn(turn):
 
 def test_a_turn_without_a_token_never_happened(monkeypatch):
     pair = pair_named("qwen3")
-    session = ChatSession(pair, "Be brief.", max_tokens=TURN)
+    session = ChatSession(pair, messages=[*USER, {"role": "assistant", "content": "7"}])
     before = session.messages
     assert session.send(FIRST, max_tokens=0).tokens == []
     with monkeypatch.context() as patch, pytest.raises(Broken):

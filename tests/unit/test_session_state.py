@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import gc
 import json
 import threading
 
@@ -22,6 +23,10 @@ FORGETS = (
     "{% if m['role'] == 'assistant' %}{{ m['content'].split('=')[-1] }}"
     "{% else %}{{ m['content'] }}{% endif %}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\nThe answer is{% endif %}"
+)
+ANY_ROLE = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}{{ eos_token }}\n"
+    "{% endfor %}<|assistant|>\n"
 )
 STRICT = (
     "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
@@ -68,7 +73,7 @@ def test_forks_are_independent(name):
 def test_shared_prefix_is_processed_once():
     """A system message that was prepared costs the sessions after it nothing."""
     system = "Answer in one short sentence, and name the city where the bird lives."
-    base = ChatSession(pair_named("qwen3"), system)
+    base = ChatSession(with_template(pair_named("qwen3"), ANY_ROLE), system)
     first = base.prepare()
     assert first > 20
     assert base.prepare() <= 1
@@ -92,7 +97,7 @@ def test_saved_and_loaded(name, tmp_path):
     entries = load_prompt_cache(str(tmp_path / "chat" / "cache.safetensors"))  # mlx-lm's own
     assert {e.offset for e in entries} == {json.loads(
         (tmp_path / "chat" / "session.json").read_text())["positions"]}  # fmt: skip
-    empty = ChatSession(pair, "Be brief.")
+    empty = ChatSession(pair)
     empty.save(tmp_path / "empty")
     check_turn(ChatSession.load(pair, tmp_path / "empty"), FIRST)
 
@@ -157,6 +162,8 @@ def test_templates_that_refuse():
     pair = with_template(pair_named("qwen3"), STRICT)
     with pytest.raises(OptionError, match="refuses these messages: roles must alternate"):
         ChatSession(pair, "A system message.")
+    with pytest.raises(OptionError, match="leaves system messages out"):
+        ChatSession(pair_named("qwen3"), "A system message.")
     session = ChatSession(pair, max_tokens=TURN)
     events = session.stream(FIRST)
     events.close()  # nothing said: the next message is the first
@@ -175,7 +182,7 @@ def in_thread(function):
     def work():
         try:
             box.append((function(), None))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             box.append((None, error))
 
     thread = threading.Thread(target=work)
@@ -221,8 +228,10 @@ def test_two_threads_at_once_are_refused(monkeypatch):
 def test_memory_of_a_fork_is_let_go():
     session = ChatSession(pair_named("qwen3"), max_tokens=TURN)
     session.send(FIRST)
-    mx.clear_cache()
+    session.fork().send(SECOND)  # the first write parts what was shared
+    gc.collect()
     before = mx.get_active_memory()
     for _ in range(5):
         session.fork().send(SECOND)
-    assert mx.get_active_memory() <= before * 1.02 + 1e5
+    gc.collect()
+    assert mx.get_active_memory() <= before * 1.01
