@@ -11,9 +11,10 @@ from ._version import __version__
 if TYPE_CHECKING:
     from .api import Generation, Response, generate, stream, stream_generate
     from .errors import DSparkError, UserError
-    from .events import Event, Failed, Finished, Prefilled, Round
+    from .events import Event, Failed, Finished, Prefilled, Prefilling, Round
     from .loading import load
     from .pair import Pair
+    from .session import ChatSession
     from .stats import Stats
 
 _blas.activate()  # before anything can run a matrix product
@@ -27,6 +28,7 @@ _PUBLIC = {
     "Failed": "events",
     "Finished": "events",
     "Prefilled": "events",
+    "Prefilling": "events",
     "Round": "events",
     "Generation": "api",
     "Response": "api",
@@ -35,10 +37,12 @@ _PUBLIC = {
     "stream_generate": "api",
     "load": "loading",
     "Pair": "pair",
+    "ChatSession": "session",
     "Stats": "stats",
 }
 
 __all__ = [
+    "ChatSession",
     "DSparkError",
     "Event",
     "Failed",
@@ -46,6 +50,7 @@ __all__ = [
     "Generation",
     "Pair",
     "Prefilled",
+    "Prefilling",
     "Response",
     "Round",
     "Stats",

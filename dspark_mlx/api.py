@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Unpack
 
@@ -24,15 +24,18 @@ def stream(
     *,
     messages: Messages | None = None,
     thinking: bool | None = None,
+    control_tokens: bool = False,
     **options: Unpack[OptionArgs],
 ) -> Iterator[Event]:
     """Yield Prefilled, Rounds and Finished: plain events for front ends to fold over.
 
-    `prompt` is a string (no chat template) or token ids; `messages` applies the template.
+    `prompt` is a string (no chat template) or token ids; `messages` applies the template, with
+    its `thinking` section on or off. Names of control tokens in messages are plain text, unless
+    `control_tokens`.
     Options are those of `options.Options`; a bad one raises OptionError (an unknown one
     TypeError) at the call. When generating breaks off, Failed comes and the error is raised.
     """
-    ids = prompt_ids(pair, prompt, messages, thinking)
+    ids = prompt_ids(pair, prompt, messages, thinking, control_tokens)
     return run_events(pair, ids, Options.of(**options))
 
 
@@ -54,13 +57,21 @@ def stream_generate(
     *,
     messages: Messages | None = None,
     thinking: bool | None = None,
+    control_tokens: bool = False,
     **options: Unpack[OptionArgs],
 ) -> Iterator[Response]:
     """Yield one Response per committed token, the stop token included (see `stream`).
 
     Texts join to the answer. A consumer may stop reading at any time.
     """
-    events = stream(pair, prompt, messages=messages, thinking=thinking, **options)
+    events = stream(
+        pair,
+        prompt,
+        messages=messages,
+        thinking=thinking,
+        control_tokens=control_tokens,
+        **options,
+    )
     return _responses(events)
 
 
@@ -80,7 +91,7 @@ def _responses(events: Iterator[Event]) -> Iterator[Response]:
                 logprobs=_logprob(event, k),
                 from_draft=isinstance(event, Round) and k < event.accepted,
                 prompt_tokens=stats.prompt_tokens,
-                prompt_tps=stats.prompt_tokens / stats.prefill_seconds,
+                prompt_tps=(stats.prompt_tokens - stats.cached_tokens) / stats.prefill_seconds,
                 generation_tokens=count,
                 generation_tps=count / _since(begun, stats.prefill_seconds),
                 peak_memory=mx.get_peak_memory() / 1e9,
@@ -100,6 +111,21 @@ class Generation:
     finish_reason: str = "length"
     stats: Stats = field(default_factory=Stats)
 
+    @classmethod
+    def of(cls, events: Iterable[Event], logprobs: bool = False) -> Generation:
+        """Run events to their end."""
+        answer = cls(logprobs=[] if logprobs else None)
+        for event in events:
+            answer.stats.add(event)
+            answer.tokens += _tokens(event)
+            answer.text += "".join(_texts(event))
+            for k in range(len(_tokens(event))):
+                if answer.logprobs is not None and (value := _logprob(event, k)) is not None:
+                    answer.logprobs.append(value)
+            if isinstance(event, Finished):
+                answer.finish_reason = event.reason
+        return answer
+
 
 def generate(
     pair: Pair,
@@ -107,20 +133,19 @@ def generate(
     *,
     messages: Messages | None = None,
     thinking: bool | None = None,
+    control_tokens: bool = False,
     **options: Unpack[OptionArgs],
 ) -> Generation:
     """Run `stream` to its end and return the answer with its statistics."""
-    answer = Generation(logprobs=[] if options.get("logprobs") else None)
-    for event in stream(pair, prompt, messages=messages, thinking=thinking, **options):
-        answer.stats.add(event)
-        answer.tokens += _tokens(event)
-        answer.text += "".join(_texts(event))
-        for k in range(len(_tokens(event))):
-            if answer.logprobs is not None and (value := _logprob(event, k)) is not None:
-                answer.logprobs.append(value)
-        if isinstance(event, Finished):
-            answer.finish_reason = event.reason
-    return answer
+    events = stream(
+        pair,
+        prompt,
+        messages=messages,
+        thinking=thinking,
+        control_tokens=control_tokens,
+        **options,
+    )
+    return Generation.of(events, bool(options.get("logprobs")))
 
 
 def _tokens(event: Event) -> tuple[int, ...]:

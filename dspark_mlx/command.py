@@ -45,9 +45,32 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--min-p", type=float, default=0.0)
     group.add_argument("--seed", type=int, help="for a run that can be repeated")
     group.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end in front of this text; repeatable"
+    )
+    group.add_argument(
+        "--logit-bias",
+        action="append",
+        type=_bias,
+        metavar="TOKEN:VALUE",
+        help="add to a token's logit, by its id; repeatable",
+    )
+    for name in ("repetition", "presence", "frequency"):
+        group.add_argument(f"--{name}-penalty", type=float, help="as in mlx-lm (default: none)")
+        group.add_argument(
+            f"--{name}-context-size",
+            type=int,
+            default=20,
+            help="tokens that the penalty looks back on (default 20)",
+        )
+    group.add_argument(
         "--cutoff", default="full", help="full, fixed:N or threshold:T (default full)"
     )
     group.add_argument("--block-size", type=int, help="slots per block (default: the drafter's)")
+    group.add_argument(
+        "--drafter-context",
+        type=int,
+        help="positions that the drafter looks back on; -1: all (default 4096)",
+    )
     group.add_argument(
         "--profile", action="store_true", help="time draft and verify apart (costs some speed)"
     )
@@ -64,7 +87,18 @@ def model_options(args: argparse.Namespace) -> dict[str, object]:
 def generation_options(args: argparse.Namespace) -> dict[str, object]:
     """Keyword arguments of `generate` from parsed arguments."""
     names = (
-        "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "cutoff", "block_size",
-        "profile",
+        "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "logit_bias",
+        "repetition_penalty", "repetition_context_size", "presence_penalty",
+        "presence_context_size", "frequency_penalty", "frequency_context_size", "cutoff",
+        "block_size", "drafter_context", "profile",
     )  # fmt: skip
-    return {name: getattr(args, name) for name in names}
+    options = {name: getattr(args, name) for name in names}
+    return options | {"logit_bias": dict(args.logit_bias) if args.logit_bias else None}
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, value = text.partition(":")
+    try:
+        return int(token), float(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected TOKEN:VALUE, not {text!r}") from error

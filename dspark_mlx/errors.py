@@ -21,6 +21,10 @@ class OptionError(UserError, ValueError):
     """An option has a value that it cannot have."""
 
 
+class SessionError(UserError):
+    """A session cannot do this now."""
+
+
 class UnsupportedError(UserError):
     """The input is recognised and valid, but this version cannot run it."""
 

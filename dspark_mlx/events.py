@@ -9,6 +9,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Prefilling:
+    """A chunk of a long prompt is processed; more of it is to come.
+
+    `done` positions of `total` are in the cache, `cached` of them from before.
+    """
+
+    done: int
+    total: int
+    cached: int = 0
+
+
+@dataclass(frozen=True)
 class Prefilled:
     """The prompt is processed and the first token chosen; that token belongs to no round."""
 
@@ -18,6 +30,7 @@ class Prefilled:
     logprob: float | None
     seconds: float
     finish_reason: str | None = None  # set when this token is already the last one
+    cached_tokens: int = 0  # of the prompt, that an earlier turn had processed already
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,7 @@ class Round:
     draft_seconds: float | None = None  # only in a profiled run
     verify_seconds: float | None = None
     finish_reason: str | None = None  # set on the last round
+    stood_down: bool = False  # nothing drafted: the block would pass the drafter's own limit
 
     @property
     def text(self) -> str:
@@ -62,13 +76,19 @@ class Round:
 
 @dataclass(frozen=True)
 class Finished:
-    """The end of a generation. `reason`: "stop" (a stop token) or "length" (a limit)."""
+    """The end of a generation. `reason`: "stop" (a stop token or string) or "length" (a limit).
+
+    `rule` is how drafts were accepted: "greedy", "speculative" (sampling), or "match" (equality
+    with what an opaque sampler drew).
+    """
 
     reason: str
     tokens: int
     syncs: int
     seed: int
     peak_memory: float  # GB, of the whole process so far
+    stop_string: str | None = None  # the one that ended the answer
+    rule: str = "greedy"
 
 
 @dataclass(frozen=True)
@@ -79,4 +99,4 @@ class Failed:
     user_error: bool
 
 
-Event = Prefilled | Round | Finished | Failed
+Event = Prefilling | Prefilled | Round | Finished | Failed

@@ -3,44 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import wired_limit
 
+from .choice import Choice, logprobs_of
 from .cutoff import Cutoff
 from .drafters.base import Proposal
+from .ending import Answer, Taken
 from .errors import UserError
-from .events import Event, Failed, Finished, Prefilled, Round
+from .events import Event, Failed, Finished, Prefilled, Prefilling, Round
 from .heads.confidence import to_probability
-from .limits import block_slots, token_limit
+from .limits import block_slots, check_bias, context_window, token_limit
 from .options import Options
 from .pair import Pair
 from .sampling import Draws, KeyedDraws
+from .state import State
 from .sync import Clock, Host
-from .text import TextStream
-from .verify import Verdict, verify_greedy, verify_sampled
 
 CLEAR_EVERY = 256  # tokens between releases of MLX's free buffers, as often as mlx-lm does
 
 
 def run_events(
-    pair: Pair, prompt: Sequence[int], options: Options, draws: Draws | None = None
+    pair: Pair,
+    prompt: Sequence[int],
+    options: Options,
+    draws: Draws | None = None,
+    *,
+    state: State | None = None,
+    borders: Sequence[int] = (),
 ) -> Iterator[Event]:
     """Generate after the prompt ids; caches are committed before every yield.
 
-    Yields Prefilled, Rounds and Finished. When generating breaks off, yields Failed and then
-    raises the error. `draws` replaces the seeded source of random draws.
+    Yields Prefilling between chunks of a long prompt, then Prefilled, Rounds and Finished. When
+    generating breaks off, yields Failed and then raises the error. `draws` replaces the seeded
+    source of random draws. `state` is gone on with: what it shares with the prompt is not
+    processed again; it is touched from the first event on. At `borders` (positions of the
+    prompt) a state that cannot be cut back anywhere remembers a place to go back to.
     """
-    return _events(Run(pair, prompt, options, draws))
+    return _events(Run(pair, prompt, options, draws, state, borders))
 
 
 def _events(run: Run) -> Iterator[Event]:
     try:
         with wired_limit(run.pair.target.model):
-            if run.reason is None:
-                yield run.prefill()
-            while run.reason is None:
+            if run.answer.reason is None:
+                yield from run.prefill()
+            while run.answer.reason is None:
                 yield run.round()
             yield run.finished()
     except Exception as error:
@@ -50,75 +59,93 @@ def _events(run: Run) -> Iterator[Event]:
 
 
 class Run:
-    """One generation's state. Between rounds the cache holds all of `tokens` but the last."""
+    """One generation. Between rounds its state has processed all of the record but the last."""
 
     def __init__(
-        self, pair: Pair, prompt: Sequence[int], options: Options, draws: Draws | None = None
+        self,
+        pair: Pair,
+        prompt: Sequence[int],
+        options: Options,
+        draws: Draws | None = None,
+        state: State | None = None,
+        borders: Sequence[int] = (),
     ) -> None:
         self.pair, self.options = pair, options
-        self.tokens = list(prompt)  # the committed record: prompt, then output
-        self.prompt_length = len(self.tokens)
-        self.limit = token_limit(pair, self.prompt_length, options)
-        self.reason: str | None = None if self.limit > 0 else "length"
-        self.sampling = options.sampling
-        self.seed = options.resolved_seed
-        self.draws = draws or KeyedDraws(self.seed)
+        self.prompt, self.borders = list(prompt), borders
         self.policy: Cutoff = options.policy
         self.slots = block_slots(pair, options, self.policy)
+        check_bias(pair, options)
+        limit = token_limit(pair, len(self.prompt), options, state.length if state else 0)
+        self.answer = Answer(pair.tokenizer, pair.stop_ids, options.stop_strings, limit)
+        self.seed = options.resolved_seed
+        self.choice = Choice(
+            options.sampling,
+            draws or KeyedDraws(self.seed),
+            self.prompt,
+            options.processors,
+            options.sampler,
+        )
         self.host = Host()
-        self.cache = pair.target.new_cache()
-        self.context: Any = pair.drafter.start() if pair.drafter else None
-        self.text = TextStream(pair.tokenizer)
+        self.state = state or State(pair)
         self.rounds = 0
         self._cleared_at = 0
 
-    def prefill(self) -> Prefilled:
-        """Process the prompt in chunks, then choose and commit the first token."""
-        clock = Clock()
-        last = self.prompt_length - 1
-        for begin in range(0, last, self.options.prefill_step_size):
+    def prefill(self) -> Iterator[Prefilling | Prefilled]:
+        """Process what is new of the prompt in chunks, then choose and commit the first token."""
+        clock, state, last = Clock(), self.state, len(self.prompt) - 1
+        kept = state.begin(self.prompt, context_window(self.pair, self.options))
+        while (begin := state.length) < last:
             end = min(begin + self.options.prefill_step_size, last)
-            _, features = self.pair.tapped(mx.array(self.tokens[begin:end]), self.cache)
-            self._remember(features, self.tokens[begin + 1 : end + 1])
-            self.host.wait(*self.cache.arrays(), *self._context_arrays())
+            end = min([end, *(border for border in self.borders if border > begin)])
+            _, features = state.forward(mx.array(self.prompt[begin:end]))
+            state.settle(features, end - begin)
+            self.host.wait(*state.arrays())
             mx.clear_cache()
+            if end in self.borders:
+                state.checkpoint()
+            if end < last:
+                yield Prefilling(end, len(self.prompt), kept)
         # the last prompt token runs alone, as in mlx-lm, so that its logits are the same bits
-        logits, features = self.pair.tapped(mx.array(self.tokens[last:]), self.cache)
-        verdict = self._judge(_nothing(), logits)
-        final, logprobs = self.host.read(verdict.final, self._logprobs(_nothing(), verdict, logits))
-        self._commit(final, features)
-        return Prefilled(
-            prompt_tokens=self.prompt_length,
+        logits, features = state.forward(mx.array(self.prompt[last:]))
+        verdict, rows = self.choice.judge(_nothing(), logits)
+        final, logprobs = self.host.read(
+            verdict.final,
+            logprobs_of(_nothing(), verdict, rows) if self.options.logprobs else None,
+        )
+        taken = self._commit(final, features)
+        yield Prefilled(
+            prompt_tokens=len(self.prompt),
             token=final[0],
-            text=self._texts(final)[0],
+            text=taken.texts[0],
             logprob=logprobs[0] if logprobs else None,
             seconds=clock.total(),
-            finish_reason=self.reason,
+            finish_reason=self.answer.reason,
+            cached_tokens=kept,
         )
 
     def round(self) -> Round:
         """One decode round (method section 1.4), committed before it is returned."""
-        clock = Clock()
-        anchor, position = self.tokens[-1], len(self.tokens) - 1
+        clock, state = Clock(), self.state
+        state.busy = True
+        anchor, position = state.tokens[-1], state.length
         drawn = self._draft(anchor)
         drafts = drawn.first(self._cut(drawn))
         draft_seconds = self._split(clock, drawn.tokens)
-        ids = mx.concatenate([mx.array([anchor]), drafts.tokens])
-        logits, features = self.pair.tapped(ids, self.cache)
+        logits, features = state.forward(mx.concatenate([mx.array([anchor]), drafts.tokens]))
         verify_seconds = self._split(clock, logits)
-        verdict = self._judge(drafts, logits)
+        verdict, rows = self.choice.judge(drafts, logits)
         accepted, final, proposed, confidence, logprobs = self.host.read(
             verdict.accepted,
             verdict.final,
             drawn.tokens,
             drawn.confidence,
-            self._logprobs(drafts, verdict, logits),
+            logprobs_of(drafts, verdict, rows) if self.options.logprobs else None,
             # without a block nothing else would bring the context up to date
-            behind=() if drawn.tokens.size else self._context_arrays(),
+            behind=() if drawn.tokens.size else state.context_arrays(),
         )
         proposed, verified = self._counted(proposed, drafts.tokens.size)
-        committed, origin = self._ending(proposed[:accepted], final, verified)
-        self._commit(committed, features)
+        taken = self._commit(proposed[:accepted] + final, features)
+        origin = self._origin(len(taken.tokens), accepted, verified)
         self.rounds += 1
         return Round(
             index=self.rounds,
@@ -127,43 +154,50 @@ class Run:
             proposed=tuple(proposed),
             confidence=None if confidence is None else tuple(map(to_probability, confidence)),
             verified=verified,
-            accepted=len(committed) - (origin is not None),
-            proposal_len=verified if origin else len(committed),
-            final=committed[-1] if origin else None,
+            accepted=len(taken.tokens) - (origin is not None),
+            proposal_len=verified if origin else len(taken.tokens),
+            final=taken.tokens[-1] if origin else None,
             origin=origin,
-            tokens=tuple(committed),
-            texts=self._texts(committed),
-            logprobs=_pick_logprobs(logprobs, len(committed), origin),
+            tokens=tuple(taken.tokens),
+            texts=taken.texts,
+            logprobs=_pick_logprobs(logprobs, len(taken.tokens), origin),
             seconds=clock.total(),
             draft_seconds=draft_seconds,
             verify_seconds=verify_seconds,
-            finish_reason=self.reason,
+            finish_reason=self.answer.reason,
+            stood_down=self._stands_down(position),
         )
 
     def finished(self) -> Finished:
         """The closing event."""
         return Finished(
-            reason=self.reason or "length",
-            tokens=len(self.tokens) - self.prompt_length,
+            reason=self.answer.reason or "length",
+            tokens=self.answer.length,
             syncs=self.host.syncs,
             seed=self.seed,
             peak_memory=mx.get_peak_memory() / 1e9,
+            stop_string=self.answer.stop_string,
+            rule=self.choice.rule,
         )
 
     def _draft(self, anchor: int) -> Proposal:
         """Draft a block (lazy), unless no draft could be verified."""
-        drafter = self.pair.drafter
-        border = self.cache.rows_until_border() or float("inf")
-        remaining = min(self.limit - (len(self.tokens) - self.prompt_length), border)
-        if drafter is None or remaining <= 1:
+        drafter, border = self.pair.drafter, self.state.cache.rows_until_border()
+        remaining = self.answer.remaining if border is None else min(self.answer.remaining, border)
+        if drafter is None or remaining <= 1 or self._stands_down(self.state.length):
             return _nothing()
         drafts = drafter.drafts_of(self.slots)
         count = int(min(self.policy.cap(drafts), drafts, remaining - 1))
         if count < 1:
             return _nothing()
-        drawn = drafter.propose(self.context, anchor, self.slots, count, self._pick)
+        drawn = self.choice.propose(drafter, self.state.context, anchor, self.slots, count)
         mx.async_eval(drawn.tokens)  # the device drafts while the host builds the verify pass
         return drawn
+
+    def _stands_down(self, position: int) -> bool:
+        """Whether a block at this position would reach past the drafter's own limit."""
+        limit = self.state.drafter_limit
+        return limit is not None and position + self.slots > limit
 
     def _cut(self, drawn: Proposal) -> int:
         """How many of the drawn drafts to verify."""
@@ -171,25 +205,6 @@ class Run:
             return drawn.tokens.size
         [logits] = self.host.read(drawn.confidence)
         return self.policy.cut([to_probability(z) for z in logits])
-
-    def _pick(self, logits: mx.array) -> tuple[mx.array, mx.array | None]:
-        """Draw one token [1] from logits [1, V], with the distribution it came from."""
-        if self.sampling.greedy:
-            return mx.argmax(logits, axis=-1), None
-        probabilities = self.sampling.probabilities(logits)
-        return self.draws.token(probabilities), probabilities
-
-    def _judge(self, drafts: Proposal, logits: mx.array) -> Verdict:
-        """Accept a prefix of the drafts and choose the token after it (lazy)."""
-        if self.sampling.greedy:
-            return verify_greedy(drafts.tokens, logits)
-        return verify_sampled(
-            drafts.tokens,
-            drafts.probs,
-            self.sampling.probabilities(logits),
-            self.draws.uniforms(drafts.tokens.size),
-            self.draws.token,
-        )
 
     def _counted(self, proposed: list[int], verified: int) -> tuple[list[int], int]:
         """Proposed tokens and verified length, for kinds whose proposals end with a stop token.
@@ -202,57 +217,28 @@ class Run:
                     return proposed[: k + 1], min(verified, k + 1)
         return proposed, verified
 
-    def _ending(
-        self, accepted: list[int], final: list[int], verified: int
-    ) -> tuple[list[int], str | None]:
-        """The committed tokens and what the last one is; an accepted stop token ends them."""
-        for k, token in enumerate(accepted):
-            if token in self.pair.stop_ids:
-                return accepted[: k + 1], None
-        if not verified:
-            return final, "plain"
-        return accepted + final, "bonus" if len(accepted) == verified else "correction"
-
-    def _commit(self, committed: list[int], features: list[mx.array]) -> None:
-        """Record tokens; keep exactly the positions before the newest one, and set the reason.
-
-        The pass that judged the tokens ran one row per token at least, so the first
-        len(committed) feature rows belong to positions that are now settled.
-        """
-        self.tokens += committed
-        self.cache.keep(len(self.tokens) - 1)
-        self._remember([rows[: len(committed)] for rows in features], committed)
-        if len(self.tokens) - self._cleared_at >= CLEAR_EVERY:
-            mx.clear_cache()
-            self._cleared_at = len(self.tokens)
-        if committed[-1] in self.pair.stop_ids:
-            self.reason = "stop"
-        elif len(self.tokens) - self.prompt_length >= self.limit:
-            self.reason = "length"
-
-    def _remember(self, features: list[mx.array], following: list[int]) -> None:
-        if self.pair.drafter is not None:
-            self.pair.drafter.extend(self.context, features, mx.array(following))
-
-    def _context_arrays(self) -> list[mx.array]:
-        drafter = self.pair.drafter
-        return [] if drafter is None else drafter.context_arrays(self.context)
-
-    def _texts(self, committed: list[int]) -> tuple[str, ...]:
-        """Text per committed token; stop tokens have none, and the last one flushes."""
-        texts = ["" if t in self.pair.stop_ids else self.text.add(t) for t in committed]
-        if self.reason is not None:
-            texts[-1] += self.text.flush()
-        return tuple(texts)
-
-    def _logprobs(self, drafts: Proposal, verdict: Verdict, logits: mx.array) -> mx.array | None:
-        """The target's log-probabilities [l+1] of the drafts and the final token, if asked."""
-        if not self.options.logprobs:
+    def _origin(self, taken: int, accepted: int, verified: int) -> str | None:
+        """What the last token taken is; None for an accepted draft that ended the answer."""
+        if taken <= accepted:
             return None
-        logits = logits.astype(mx.float32)
-        rows = logits - mx.logsumexp(logits, axis=-1, keepdims=True)  # [l+1, V]
-        own = mx.take_along_axis(rows[: drafts.tokens.size], drafts.tokens[:, None], axis=-1)
-        return mx.concatenate([own.squeeze(-1), rows[verdict.accepted, verdict.final]])
+        if not verified:
+            return "plain"
+        return "bonus" if accepted == verified else "correction"
+
+    def _commit(self, tokens: list[int], features: list[mx.array]) -> Taken:
+        """Record the tokens that the answer takes; settle the positions before the newest one.
+
+        The pass that judged the tokens ran one row per token at least, so the first rows belong
+        to positions that are now settled.
+        """
+        taken = self.answer.take(tokens)
+        self.state.tokens += taken.tokens
+        self.state.settle(features, len(taken.tokens))
+        self.choice.committed(taken.tokens)
+        if self.answer.length - self._cleared_at >= CLEAR_EVERY:
+            mx.clear_cache()
+            self._cleared_at = self.answer.length
+        return taken
 
     def _split(self, clock: Clock, array: mx.array) -> float | None:
         """In a profiled run, wait for `array` and return the seconds since the last split."""

@@ -13,6 +13,7 @@ class Stats:
     """Pooled counts over rounds; `add` takes any event. Ratios without a basis are None."""
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, processed by an earlier turn
     tokens: int = 0
     rounds: int = 0
     committed: int = 0  # tokens committed by rounds; the prefill token belongs to none
@@ -26,6 +27,8 @@ class Stats:
     decode_seconds: float = 0.0
     draft_seconds: float | None = None  # only from a profiled run
     verify_seconds: float | None = None
+    stood_down: int = 0  # rounds without a block, past the drafter's own limit
+    rule: str | None = None  # how drafts were accepted, see Finished
     syncs: int = 0
     seed: int | None = None
     peak_memory: float = 0.0
@@ -34,13 +37,14 @@ class Stats:
         """Count one event."""
         if isinstance(event, Prefilled):
             self.prompt_tokens += event.prompt_tokens
+            self.cached_tokens += event.cached_tokens
             self.prefill_seconds += event.seconds
             self.tokens += 1
         elif isinstance(event, Round):
             self._add_round(event)
         elif isinstance(event, Finished):
             self.syncs += event.syncs
-            self.seed = event.seed
+            self.seed, self.rule = event.seed, event.rule
             self.peak_memory = max(self.peak_memory, event.peak_memory)
 
     def _add_round(self, event: Round) -> None:
@@ -50,6 +54,7 @@ class Stats:
         self.proposed += len(event.proposed)
         self.verified += event.verified
         self.accepted += event.accepted
+        self.stood_down += event.stood_down
         self.proposal_len += event.proposal_len
         self.decode_seconds += event.seconds
         missing = event.proposal_len - len(self.judged_at)

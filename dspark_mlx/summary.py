@@ -9,7 +9,9 @@ BAR = 24
 
 def summary(stats: Stats, reason: str) -> str:
     """Speed, accept length, acceptance by position as bars, memory; only what was measured."""
-    lines = ["", f"prompt      {stats.prompt_tokens} tokens, {_seconds(stats.prefill_seconds)}"]
+    reused = f" ({stats.cached_tokens} known already)" if stats.cached_tokens else ""
+    seconds = _seconds(stats.prefill_seconds)
+    lines = ["", f"prompt      {stats.prompt_tokens} tokens{reused}, {seconds}"]
     rate = f"{stats.tokens_per_second:.1f} tok/s" if stats.tokens_per_second else "no rounds"
     lines.append(f"generation  {stats.tokens} tokens, {rate}, ended by {reason}")
     if stats.rounds and stats.proposed:
@@ -20,6 +22,12 @@ def summary(stats: Stats, reason: str) -> str:
         lines += _bars(stats)
     elif stats.rounds:
         lines.append("accepted    nothing was drafted (plain decoding)")
+    if stats.stood_down:
+        lines.append(
+            f"stood down  {stats.stood_down} rounds were plain: past the drafter's own limit"
+        )
+    if stats.rule == "match":
+        lines.append("rule        drafts accepted where they match what the sampler drew")
     if stats.draft_seconds is not None and stats.verify_seconds is not None:
         lines.append(_split(stats, stats.draft_seconds, stats.verify_seconds))
     if stats.seed is not None:  # the closing event came: nobody interrupted

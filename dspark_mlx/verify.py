@@ -28,6 +28,15 @@ def verify_greedy(drafts: mx.array, target_logits: mx.array) -> Verdict:
     return Verdict(accepted, best[accepted].reshape(1))
 
 
+def verify_match(drafts: mx.array, sampled: mx.array) -> Verdict:
+    """Accept drafts [l] while each is what the target's sampler drew at its row, `sampled` [l+1].
+
+    The committed tokens are the sampler's own draws, so their distribution is too.
+    """
+    accepted = leading(drafts == sampled[: drafts.shape[0]])
+    return Verdict(accepted, sampled[accepted].reshape(1))
+
+
 def verify_sampled(
     drafts: mx.array,
     draft_probs: mx.array | None,

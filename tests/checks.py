@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dspark_mlx import Finished, Prefilled, Round
+from dspark_mlx import Finished, Prefilled, Prefilling, Round
 from dspark_mlx.options import Options
 from dspark_mlx.pair import Pair
 from dspark_mlx.run import run_events
@@ -22,7 +22,8 @@ def check_run(
 ) -> list[Round]:
     """Generate, hold everything against plain decoding, and return the rounds."""
     options = {"max_tokens": limit, "logprobs": True} | options
-    first, *rounds, last = run_events(pair, reference.prompt, Options.of(**options))
+    events = run_events(pair, reference.prompt, Options.of(**options))
+    first, *rounds, last = (e for e in events if not isinstance(e, Prefilling))
     assert (type(first), type(last)) == (Prefilled, Finished)
     want, reason = reference.until(limit, pair.stop_ids)
     tokens = [first.token] + [t for r in rounds for t in r.tokens]

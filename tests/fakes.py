@@ -158,15 +158,34 @@ class Memory:
 
     cache: TargetCache
     length: int = 0
+    window: int | None = None
     features: list[list[mx.array]] = field(default_factory=list)
     following: list[mx.array] = field(default_factory=list)
     proposals: list[tuple[int, int, int]] = field(default_factory=list)  # position, slots, count
+
+    def cut(self, length):
+        if length >= self.length:
+            return
+        following = mx.concatenate(self.following)[:length]
+        rows = [mx.concatenate([f[layer] for f in self.features])[:length]
+                for layer in range(len(self.features[0]))]  # fmt: skip
+        self.length = length
+        self.features, self.following = ([rows], [following]) if length else ([], [])
+
+    def arrays(self):
+        return [f for features in self.features[-1:] for f in features]
+
+    def copy(self):
+        return Memory(
+            self.cache, self.length, self.window, list(self.features), list(self.following)
+        )
 
 
 class ScriptedDrafter:
     """Plays a script, and checks at every call that the loop keeps its side of the contract."""
 
     ends_at_stop = False
+    head_ids = None
 
     def __init__(
         self,
@@ -176,6 +195,7 @@ class ScriptedDrafter:
         block: int = 7,
         confidence: Callable[[list[mx.array]], mx.array] | None = None,
         layers: tuple[int, ...] = (0,),
+        limit: int | None = None,
     ) -> None:
         self.target, self.script, self._confidence = target, script, confidence
         self.memories: list[Memory] = []
@@ -184,7 +204,7 @@ class ScriptedDrafter:
             intermediate_size=1, num_hidden_layers=1, num_attention_heads=1,
             num_key_value_heads=1, head_dim=1, rms_norm_eps=1e-6, vocab_size=target.vocab_size,
             rope=RopeConfig(1e4), block_size=block, mask_token_id=0, target_layer_ids=layers,
-            num_target_layers=target.depth,
+            num_target_layers=target.depth, max_position_embeddings=limit,
             confidence=ConfidenceConfig(False) if confidence else None,
         )  # fmt: skip
 
@@ -195,8 +215,8 @@ class ScriptedDrafter:
     def drafts_of(self, slots):
         return slots
 
-    def start(self):
-        self.memories.append(Memory(self.target.caches[-1]))
+    def start(self, window=None):
+        self.memories.append(Memory(self.target.caches[-1], window=window))
         return self.memories[-1]
 
     def extend(self, context, features, following):
@@ -224,12 +244,6 @@ class ScriptedDrafter:
             None if probs[0] is None else mx.concatenate(probs),
             self._confidence(tokens) if self._confidence else None,
         )
-
-    def context_length(self, context):
-        return context.length
-
-    def context_arrays(self, context):
-        return [f for features in context.features[-1:] for f in features]
 
     def check(self, tokens: Sequence[int]) -> Memory:
         """The latest generation told every position but the last of `tokens` once, in order."""

@@ -6,6 +6,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from dspark_mlx.memory import target_growth
+
 from .fakes import RecordingTarget
 
 
@@ -71,7 +73,11 @@ def markov_target(table: np.ndarray) -> RecordingTarget:
     """A target with these logits; `.model.log.calls` records its forwards."""
     vocab = table.shape[-1]
     config = {"model_type": "markov", "hidden_size": 2 * vocab, "vocab_size": vocab}
-    return RecordingTarget(MarkovModel(table), config, "markov")
+    target = RecordingTarget(MarkovModel(table), config, "markov")
+    target_growth(target)  # measured once per target; not to be counted among a run's forwards
+    target.model.log.calls.clear()
+    target.caches.clear()
+    return target
 
 
 def random_table(seed: int, vocab: int, spread: float = 2.0) -> np.ndarray:

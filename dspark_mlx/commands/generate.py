@@ -39,6 +39,11 @@ def parser() -> argparse.ArgumentParser:
         default=None,
         help="switch the template's thinking section (default: off for the known models)",
     )
+    p.add_argument(
+        "--control-tokens",
+        action="store_true",
+        help="let <|im_end|> and the like in the prompt act; without it they are plain text",
+    )
     add_model_arguments(p)
     add_generation_arguments(p)
     return p
@@ -52,7 +57,7 @@ def main(argv: list[str]) -> int:
     pair = load(args.model, **model_options(args), progress=_progress)  # type: ignore[arg-type]
     asked: dict[str, Any] = {"prompt": text} if args.raw else {"messages": _messages(args, text)}
     if not args.raw:
-        asked["thinking"] = args.thinking
+        asked |= {"thinking": args.thinking, "control_tokens": args.control_tokens}
     events = stream(pair, **asked, **generation_options(args))  # type: ignore[arg-type]
     answer = _Answer(show=not args.json)
     try:
@@ -109,6 +114,8 @@ def _check_together(args: argparse.Namespace) -> None:
         raise OptionError("--system needs the chat template; leave out --raw")
     if args.raw and args.thinking is not None:
         raise OptionError("--thinking needs the chat template; leave out --raw")
+    if args.raw and args.control_tokens:
+        raise OptionError("a --raw prompt is taken as it is; leave out --control-tokens")
     if args.plain and args.drafter:
         raise OptionError("--plain runs without a drafter; leave out --drafter")
 

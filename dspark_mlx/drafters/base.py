@@ -44,13 +44,42 @@ class Proposal:
         return Proposal(self.tokens[:count], probs, self.confidence)
 
 
+class Memory(Protocol):
+    """What a drafter remembers of committed positions: see `context.Context`."""
+
+    window: int | None
+
+    @property
+    def length(self) -> int:
+        """Committed positions covered."""
+
+    def cut(self, length: int) -> None:
+        """Cover only the first `length` positions; `extend` comes before the next proposal."""
+
+    def arrays(self) -> list[mx.array]:
+        """Everything to evaluate to bring the context up to date on the device."""
+
+    def copy(self) -> Memory:
+        """An independent copy."""
+
+    def state(self) -> tuple[dict[str, mx.array], dict[str, int]]:
+        """Named arrays and numbers to store."""
+
+    def restore(self, arrays: dict[str, mx.array], numbers: dict[str, int]) -> None:
+        """Take on what `state` gave."""
+
+
 class Drafter(Protocol):
     """A drafter proposes blocks from the target's hidden states; it never judges them.
 
-    The context (opaque to the loop) holds what the drafter remembers of committed tokens.
+    A call that breaks off leaves the context as it was before the call.
     """
 
     config: DrafterConfig
+
+    @property
+    def head_ids(self) -> mx.array | None:
+        """The target token of every row of the head, [head rows]; None where each is its own."""
 
     @property
     def block_size(self) -> int:
@@ -60,8 +89,8 @@ class Drafter(Protocol):
     def ends_at_stop(self) -> bool:
         """Whether drafts after a drafted stop token do not count as proposed."""
 
-    def start(self) -> Any:
-        """An empty context."""
+    def start(self, window: int | None = None) -> Any:
+        """An empty context (a `Memory`) that looks at the newest `window` positions (None: all)."""
 
     def extend(self, context: Any, features: list[mx.array], following: mx.array) -> None:
         """Add committed positions: one [n, d] array per tapped layer, in layer order.
@@ -77,9 +106,3 @@ class Drafter(Protocol):
 
     def drafts_of(self, slots: int) -> int:
         """How many drafts a block of `slots` slots gives."""
-
-    def context_length(self, context: Any) -> int:
-        """Number of committed positions that the context covers."""
-
-    def context_arrays(self, context: Any) -> list[mx.array]:
-        """Everything to evaluate to bring the context up to date on the device."""

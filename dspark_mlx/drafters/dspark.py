@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache
 
 from dspark_mlx.config import DrafterConfig
 from dspark_mlx.heads import build_head
@@ -16,6 +14,7 @@ from dspark_mlx.heads.confidence import ConfidenceHead
 
 from . import gemma4, qwen3
 from .base import Pick, Proposal
+from .context import Context
 from .tables import TableUser
 
 # backbone form -> its layer
@@ -25,16 +24,25 @@ LAYERS: dict[str, Callable[[DrafterConfig, int], Any]] = {
 }
 
 
-@dataclass
-class Context:
-    """Per layer, keys and values of committed positions; the newest may still be pending.
+class BlockContext(Context):
+    """Per layer, keys and values of committed positions; the newest may still be pending."""
 
-    `pending` [1, n, d] are projected features that no layer has seen yet.
-    """
+    @property
+    def pending(self) -> mx.array | None:
+        """Projected features [1, n, d] that no layer has seen yet."""
+        return self.held[1]
 
-    caches: list[KVCache]
-    pending: mx.array | None = None
-    length: int = field(default=0)
+    @property
+    def length(self) -> int:
+        """Committed positions covered, pending ones included."""
+        return self.absorbed + (0 if self.pending is None else self.pending.shape[1])
+
+    def cut(self, length: int) -> None:
+        """Cover only the first `length` positions."""
+        if self.pending is not None and self.absorbed < length < self.length:
+            self.held = (self.absorbed, self.pending[:, : length - self.absorbed])
+        else:
+            super().cut(length)
 
 
 class BlockOutput(NamedTuple):
@@ -73,36 +81,26 @@ class DSpark(TableUser):
         """Every slot predicts, the anchor's own included."""
         return slots - self.config.predict_from_slot
 
-    def start(self) -> Context:
+    def start(self, window: int | None = None) -> BlockContext:
         """An empty context."""
-        return Context([KVCache() for _ in self.layers])
+        return BlockContext(len(self.layers), window)
 
-    def context_length(self, context: Context) -> int:
-        """Committed positions covered, pending ones included."""
-        return context.length
-
-    def context_arrays(self, context: Context) -> list[mx.array]:
-        """Keys, values and pending rows."""
-        arrays = [a for c in context.caches if not c.empty() for a in (c.keys, c.values)]
-        return arrays if context.pending is None else [*arrays, context.pending]
-
-    def extend(self, context: Context, features: list[mx.array], following: mx.array) -> None:
+    def extend(self, context: BlockContext, features: list[mx.array], following: mx.array) -> None:
         """Project features (one [n, d] per tapped layer) and keep them for the next block."""
         if context.pending is not None:
             for layer, cache in zip(self.layers, context.caches, strict=True):
                 layer.self_attn.absorb(context.pending, cache)
         stacked = mx.concatenate(features, axis=-1)[None].astype(self.dtype)
-        context.pending = self.hidden_norm(self.fc(stacked))
-        context.length += stacked.shape[1]
+        context.held = (context.length, self.hidden_norm(self.fc(stacked)))
 
     def propose(
-        self, context: Context, anchor: int, slots: int, count: int, pick: Pick
+        self, context: BlockContext, anchor: int, slots: int, count: int, pick: Pick
     ) -> Proposal:
         """See Drafter.propose."""
         block = self.run_block(context, anchor, slots, count)
         return self.draw(block, anchor, pick)
 
-    def run_block(self, context: Context, anchor: int, slots: int, count: int) -> BlockOutput:
+    def run_block(self, context: BlockContext, anchor: int, slots: int, count: int) -> BlockOutput:
         """One parallel pass over [anchor, MASK x (slots - 1)]; the head only on `count` rows."""
         mask = self.config.mask_token_id
         assert mask is not None
@@ -110,7 +108,7 @@ class DSpark(TableUser):
         rows = self.embed(ids)[None]
         for layer, cache in zip(self.layers, context.caches, strict=True):
             rows = layer(rows, context.pending, cache)
-        context.pending = None
+        context.held = (context.length, None)
         first = self.config.predict_from_slot
         hidden = self.norm(rows[0, first : first + count])
         return BlockOutput(hidden, self.logits(hidden))

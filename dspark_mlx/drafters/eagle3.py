@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
-from mlx_lm.models.cache import KVCache
 
 from dspark_mlx.config import DrafterConfig
 from dspark_mlx.errors import UnsupportedError
 
 from .base import Pick, Proposal
+from .context import Context, ContextCache, smallest
 from .qwen3 import MLP, rope_of
 from .tables import TableUser
 
 
-@dataclass
-class Context:
+class StepContext(Context):
     """The layer's cache over committed positions, and its newest output row [1, d] (not normed)."""
 
-    cache: KVCache = field(default_factory=KVCache)
-    newest: mx.array | None = None
-    length: int = 0
+    @property
+    def cache(self) -> ContextCache:
+        """The only layer's cache."""
+        return self.caches[0]
+
+    @property
+    def newest(self) -> mx.array | None:
+        """The newest output row."""
+        return self.held[1]
 
 
 class Attention(nn.Module):
@@ -45,10 +49,11 @@ class Attention(nn.Module):
             self.k_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
         self.rope = rope_of(config)
 
-    def __call__(self, rows: mx.array, cache: KVCache) -> mx.array:
+    def __call__(self, rows: mx.array, cache: ContextCache) -> mx.array:
         """[1, n, 2d] -> [1, n, d]; the cache grows by n."""
         count, offset = rows.shape[1], cache.offset
-        mask = create_attention_mask(rows, cache, window_size=self.window)
+        window = smallest(self.window, cache.window)
+        mask = create_attention_mask(rows, cache, window_size=window)
 
         def heads(x: mx.array, number: int) -> mx.array:
             return x.reshape(1, count, number, -1)
@@ -84,7 +89,7 @@ class Layer(nn.Module):
         for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm"):
             setattr(self, name, nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps))
 
-    def __call__(self, embedded: mx.array, hidden: mx.array, cache: KVCache) -> mx.array:
+    def __call__(self, embedded: mx.array, hidden: mx.array, cache: ContextCache) -> mx.array:
         """Rows e and g, [1, n, d] each -> [1, n, d]."""
         normed = self.hidden_norm(hidden)
         both = mx.concatenate([self.input_layernorm(embedded), normed], axis=-1)
@@ -125,21 +130,11 @@ class Eagle3(TableUser):
         """One draft per step."""
         return slots
 
-    def start(self) -> Context:
+    def start(self, window: int | None = None) -> StepContext:
         """An empty context."""
-        return Context()
+        return StepContext(len(self.layers), window)
 
-    def context_length(self, context: Context) -> int:
-        """Committed positions covered."""
-        return context.length
-
-    def context_arrays(self, context: Context) -> list[mx.array]:
-        """Keys, values and the newest row."""
-        if context.newest is None:
-            return []
-        return [context.cache.keys, context.cache.values, context.newest]
-
-    def extend(self, context: Context, features: list[mx.array], following: mx.array) -> None:
+    def extend(self, context: StepContext, features: list[mx.array], following: mx.array) -> None:
         """Run the layer on features ([n, d] per tapped layer) paired with the next tokens [n]."""
         rows = [f.astype(self.dtype) for f in features]
         if "fc_norm" in self:
@@ -147,17 +142,18 @@ class Eagle3(TableUser):
         stacked = mx.concatenate(rows, axis=-1)[None]
         if "input_norm" in self:
             stacked = self.input_norm(stacked)
-        out = self.layers[0](self.embed(following)[None], self.fc(stacked), context.cache)
-        context.newest = out[0, -1:]
-        context.length += stacked.shape[1]
+        cache = context.cache
+        out = self.layers[0](self.embed(following)[None], self.fc(stacked), cache)
+        cache.forget(smallest(self.layers[0].self_attn.window, context.window))
+        context.held = (cache.offset, out[0, -1:])
 
     def propose(
-        self, context: Context, anchor: int, slots: int, count: int, pick: Pick
+        self, context: StepContext, anchor: int, slots: int, count: int, pick: Pick
     ) -> Proposal:
         """See Drafter.propose; the anchor is already in the context's newest row."""
         assert context.newest is not None
         hidden: Any = context.newest
-        tokens, probs = [], []
+        cache, tokens, probs = context.cache, [], []
         for k in range(count):
             normed = self.norm(hidden)
             token, q = self.to_target(*pick(self.logits(normed)))
@@ -165,6 +161,6 @@ class Eagle3(TableUser):
             probs.append(q)
             if k + 1 < count:
                 handed = normed if self.config.norm_output else hidden
-                hidden = self.layers[0](self.embed(token)[None], handed[None], context.cache)[0]
-        context.cache.trim(context.cache.offset - context.length)
+                hidden = self.layers[0](self.embed(token)[None], handed[None], cache)[0]
+        cache.cut(context.length)
         return Proposal.of(tokens, probs)

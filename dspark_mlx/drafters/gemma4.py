@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache
 
 from dspark_mlx.config import DrafterConfig
 
 from . import qwen3
+from .context import ContextCache
 
 
 class Attention(qwen3.Attention):
@@ -48,7 +48,7 @@ class Layer(nn.Module):
             setattr(self, f"{name}_layernorm", norm)
         self.layer_scalar = mx.ones((1,))
 
-    def __call__(self, block: mx.array, context: mx.array | None, cache: KVCache) -> mx.array:
+    def __call__(self, block: mx.array, context: mx.array | None, cache: ContextCache) -> mx.array:
         """[1, b, d] -> [1, b, d]."""
         mixed = self.self_attn(self.input_layernorm(block), context, cache)
         block = block + self.post_attention_layernorm(mixed)

@@ -6,10 +6,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.activations import swiglu
 from mlx_lm.models.base import scaled_dot_product_attention
-from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
 from dspark_mlx.config import DrafterConfig, LayerMask
+
+from .context import ContextCache, smallest
 
 
 def rope_of(config: DrafterConfig) -> nn.Module:
@@ -43,7 +44,7 @@ class Attention(nn.Module):
         if config.attention_sinks:
             self.attention_sink_bias = mx.zeros((self.heads,))
 
-    def __call__(self, block: mx.array, context: mx.array | None, cache: KVCache) -> mx.array:
+    def __call__(self, block: mx.array, context: mx.array | None, cache: ContextCache) -> mx.array:
         """Rows [1, b, d] (normed) and new context rows [1, n, d] (not normed) -> [1, b, d].
 
         Context keys and values stay in `cache`; the block's are dropped again.
@@ -56,8 +57,8 @@ class Attention(nn.Module):
             queries, gate = mx.split(queries, 2, axis=-1)
         queries = self.q_norm(queries)
         queries = self.rope(queries.transpose(0, 2, 1, 3), offset=cache.offset - rows)
-        if self.sees.window is not None:  # older context is masked for every row of the block
-            newest = self.sees.window - 1 + rows
+        if (limit := self._limit(cache)) is not None:  # no row of the block sees older context
+            newest = limit + rows
             keys, values = keys[..., -newest:, :], values[..., -newest:, :]
         out = scaled_dot_product_attention(
             queries,
@@ -68,15 +69,22 @@ class Attention(nn.Module):
             mask=block_mask(rows, keys.shape[2], self.sees),
             sinks=self.get("attention_sink_bias"),
         )
-        cache.trim(rows)
+        cache.cut(cache.offset - rows)
+        cache.forget(limit)
         out = out.transpose(0, 2, 1, 3)
         if self.gated:
             out = out * mx.sigmoid(gate)
         return self.o_proj(out.reshape(1, rows, -1))
 
-    def absorb(self, context: mx.array, cache: KVCache) -> None:
+    def absorb(self, context: mx.array, cache: ContextCache) -> None:
         """Store keys and values of context rows [1, n, d] without running a block."""
         cache.update_and_fetch(*self.project(context, None, cache.offset))
+        cache.forget(self._limit(cache))
+
+    def _limit(self, cache: ContextCache) -> int | None:
+        """How many of the newest context positions a block can see, by layer or by option."""
+        own = None if self.sees.window is None else self.sees.window - 1
+        return smallest(own, cache.window)
 
     def project(
         self, rows: mx.array, context: mx.array | None, offset: int
@@ -133,7 +141,7 @@ class Layer(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def __call__(self, block: mx.array, context: mx.array | None, cache: KVCache) -> mx.array:
+    def __call__(self, block: mx.array, context: mx.array | None, cache: ContextCache) -> mx.array:
         """[1, b, d] -> [1, b, d]."""
         block = block + self.self_attn(self.input_layernorm(block), context, cache)
         return block + self.mlp(self.post_attention_layernorm(block))

@@ -40,6 +40,11 @@ class TableUser(nn.Module):
         self._tables = tables
 
     @property
+    def head_ids(self) -> mx.array | None:
+        """The target token of every head row, where the draft vocabulary is reduced."""
+        return self.get("draft_ids")
+
+    @property
     def dtype(self) -> mx.Dtype:
         """The dtype this drafter computes in."""
         return self.norm.weight.dtype

@@ -18,7 +18,7 @@ def test_forward(pair_of, fixtures):
 
 def check_round(model, context, want):
     features, following = want["tap_features"], want["feature_token_ids"]
-    assert want["feature_positions"].tolist()[0] == model.context_length(context)
+    assert want["feature_positions"].tolist()[0] == context.length
     model.extend(context, mx.split(features, 5, axis=-1), following)
     close(context.newest, want["draft_hidden_prenorm"][:1])
     seen = []
@@ -28,8 +28,8 @@ def check_round(model, context, want):
         return mx.argmax(logits, axis=-1), None
 
     count = len(want["proposed_tokens"].tolist())
-    length = model.context_length(context)
+    length = context.length
     proposal = model.propose(context, following.tolist()[-1], 7, count, pick)
     assert proposal.tokens.tolist() == want["proposed_tokens"].tolist()
     close(mx.concatenate(seen), want["logits"])
-    assert model.context_length(context) == context.cache.offset == length
+    assert context.length == context.cache.offset == length

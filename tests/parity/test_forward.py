@@ -42,7 +42,7 @@ def test_drafter_forward(pair_of, fixtures, drafter):
 
 def check_round(model, context, want):
     features = want["tap_features"]  # [n, 5 d]
-    before = model.context_length(context)
+    before = context.length
     positions = want["position_ids"].tolist()
     assert positions[0] == before
     model.extend(context, mx.split(features, 5, axis=-1), mx.zeros(features.shape[0], mx.int32))
@@ -65,7 +65,7 @@ def check_round(model, context, want):
         close(proposal.confidence, want["confidence_logits"])
     else:
         assert proposal.confidence is None
-    assert model.context_length(context) == before + features.shape[0] == positions[-1] - count + 1
+    assert context.length == before + features.shape[0] == positions[-1] - count + 1
 
 
 @pytest.mark.parametrize(("family", "tolerance"), [("qwen3", 1e-4), ("gemma4", 5e-4)])

@@ -8,7 +8,7 @@ import pytest
 
 from dspark_mlx import __version__, cli, command, generate
 from dspark_mlx.commands import generate as command_generate
-from dspark_mlx.options import OptionArgs
+from dspark_mlx.options import OptionArgs, Options
 from dspark_mlx.summary import printable
 
 from ..tools import TARGET, VANILLA, copy, run
@@ -73,9 +73,15 @@ def test_unknown_command_is_one_line_with_the_known_ones(capsys, word):
 def test_options_of_the_library_and_of_the_command_line_are_one_table(pair_of):
     parser = command_generate.parser()
     known = {action.dest for action in parser._actions}
-    assert set(OptionArgs.__annotations__) - known == {"logprobs", "prefill_step_size"}
+    library_only = {"logprobs", "prefill_step_size", "sampler", "logits_processors"}
+    assert set(OptionArgs.__annotations__) - known == library_only
     given = command.generation_options(parser.parse_args([]))
-    assert set(given) == set(OptionArgs.__annotations__) - {"logprobs", "prefill_step_size"}
+    assert set(given) == set(OptionArgs.__annotations__) - library_only
+    assert Options.of(**given) == Options()
+    biased = command.generation_options(
+        parser.parse_args(["--logit-bias", "5:-2", "--logit-bias", "7:1.5"])
+    )
+    assert biased["logit_bias"] == {5: -2.0, 7: 1.5}
     with pytest.raises(TypeError, match="unknown option temprature; known: max_tokens"):
         generate(pair_of("dspark-vanilla"), [1], temprature=1.0)
 

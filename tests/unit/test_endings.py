@@ -7,7 +7,7 @@ import itertools
 import mlx.core as mx
 import pytest
 
-import dspark_mlx.run
+import dspark_mlx.choice
 from dspark_mlx import Failed, Finished, Prefilled, generate, stream, stream_generate
 from dspark_mlx.errors import OptionError
 from dspark_mlx.options import Options
@@ -198,7 +198,9 @@ def broken_run(place, after, pair, patch):
     elif place == "extend":
         patch.setattr(pair.drafter, "extend", failing(pair.drafter.extend, after))
     else:
-        patch.setattr(dspark_mlx.run, "verify_greedy", failing(dspark_mlx.run.verify_greedy, after))
+        patch.setattr(
+            dspark_mlx.choice, "verify_greedy", failing(dspark_mlx.choice.verify_greedy, after)
+        )
     return run_events(pair, [7, 3, 9], options)
 
 

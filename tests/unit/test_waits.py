@@ -8,6 +8,7 @@ import pytest
 from mlx_lm.generate import generate_step
 
 from dspark_mlx import Finished, Prefilled, Round, generate, stream
+from dspark_mlx.drafters.dspark import BlockContext
 from dspark_mlx.options import Options
 from dspark_mlx.run import run_events
 from tests.checks import Waits, check_run
@@ -118,7 +119,8 @@ def test_first_logits_are_the_same_bits():
         _, row = next(generate_step(mx.array(PROMPT[:length]), target.model, max_tokens=1,
                                     prefill_step_size=4))  # fmt: skip
         pair = pair_with(target, random_dspark(target, 1))
-        event = next(iter(stream(pair, PROMPT[:length], prefill_step_size=4, logprobs=True)))
+        events = stream(pair, PROMPT[:length], prefill_step_size=4, logprobs=True)
+        event = next(e for e in events if isinstance(e, Prefilled))
         assert event.logprob == float(np.array(row)[event.token])
 
 
@@ -145,9 +147,9 @@ def test_context_length_of_the_real_drafter(monkeypatch):
 
     def watched(context, anchor, slots, count, pick):
         cache = target.caches[-1].length
-        assert drafter.context_length(context) == cache
+        assert context.length == cache
         proposal = propose(context, anchor, slots, count, pick)
-        assert {c.offset for c in context.caches} == {drafter.context_length(context)} == {cache}
+        assert {c.offset for c in context.caches} == {context.length} == {cache}
         seen.append(cache)
         return proposal
 
@@ -163,9 +165,10 @@ def test_context_catches_up_without_blocks(monkeypatch):
     """A drafter that is never asked is evaluated all the same, or the lazy graph would grow."""
     target = tiny_target(2)
     drafter = random_dspark(target, 1)
-    arrays_of, evaluate, handed, evaluated = drafter.context_arrays, mx.eval, [], []
+    evaluate, handed, evaluated = mx.eval, [], []
+    arrays_of = BlockContext.arrays
     monkeypatch.setattr(
-        drafter, "context_arrays", lambda context: handed.append(arrays_of(context)) or handed[-1]
+        BlockContext, "arrays", lambda self: handed.append(arrays_of(self)) or handed[-1]
     )
     monkeypatch.setattr(mx, "eval", lambda arrays: evaluated.append(arrays) or evaluate(arrays))
     for event in stream(pair_with(target, drafter), [1], max_tokens=8, cutoff="fixed:0"):
