@@ -68,7 +68,7 @@ def replay(arm: Arm, features: list[mx.array], ids: list[int], first: int) -> It
     drafter: Any = arm.pair.drafter
     context = drafter.start()
     drafter.extend(context, [rows[:first] for rows in features], mx.array(ids[1 : first + 1]))
-    mx.eval(drafter.context_arrays(context))
+    mx.eval(context.arrays())
     at = first  # of the anchor
     while at + 1 < len(ids):
         count = min(drafter.drafts_of(drafter.block_size), len(ids) - at - 1)

@@ -34,7 +34,7 @@ def request_bytes(pair: Pair, begin: int, end: int, window: int | None, chunk: i
     """
     growths = [target_growth(pair.target), *_drafter_growth(pair, window)]
     caches = sum(growth.at(end) - growth.at(begin) for growth in growths)
-    return caches + _chunk_bytes(pair, min(chunk, end - begin))
+    return caches + _chunk_bytes(pair, min(chunk, end - begin), end)
 
 
 def weight_bytes(pair: Pair) -> int:
@@ -105,13 +105,17 @@ def _drafter_growth(pair: Pair, window: int | None) -> Iterable[Growth]:
     yield Growth(0, ((config.num_hidden_layers * per_layer, most),))
 
 
-def _chunk_bytes(pair: Pair, rows: int) -> int:
-    """One chunk's widest rows (the feed-forward's), residual rows, and the tapped ones."""
+def _chunk_bytes(pair: Pair, rows: int, end: int) -> int:
+    """One chunk's widest rows (the feed-forward's), residual rows, and the tapped ones.
+
+    The CPU backend also keeps a layer's attention scores whole.
+    """
     text, config = pair.target.text_config, pair.drafter and pair.drafter.config
     inner = text.get("intermediate_size")
     inner = inner if isinstance(inner, int) else 4 * pair.target.hidden_size
     taps = len(config.target_layer_ids) if config else 0
-    return rows * 4 * (3 * inner + (taps + 4) * pair.target.hidden_size)
+    scores = end * int(text.get("num_attention_heads") or 0) if mx.default_device() == mx.cpu else 0
+    return rows * 4 * (3 * inner + (taps + 4) * pair.target.hidden_size + scores)
 
 
 def _item_size(dtype: str) -> int:
