@@ -61,15 +61,14 @@ def _at(target, length):
 @pytest.mark.parametrize("family", EVERY)
 def test_any_drafter(family):
     """Across the borders of windows (6 positions) and chunks (8), blocks longer and shorter."""
-    target, reference = recorded(family, 41)
+    target, reference = recorded(family, 27)
     for script, block, chunk in (
         ("wrong", 7, 2048),
         ("first 2 right", 7, 3),
         ("random or right", 4, 1),
-        ("oracle", 7, 4),
     ):
         drafter = ScriptedDrafter(target, scripts(reference, VOCAB)[script], block=block)
-        check_run(pair_with(target, drafter), reference, 40, prefill_step_size=chunk)
+        check_run(pair_with(target, drafter), reference, 26, prefill_step_size=chunk)
 
 
 @functools.cache
@@ -87,11 +86,11 @@ def test_rejected_drafts_leave_no_trace(family):
     """Whatever part of a block stays, the next logits are those of the tokens that stayed."""
     target = family_target(family)
     run = target.tapped([0])
-    whole, _ = run(mx.array(IDS), target.new_cache())
+    whole, _ = run(mx.array(IDS[:24]), target.new_cache())
     cache = target.new_cache()
-    steps = mx.concatenate([run(mx.array([token]), cache)[0] for token in IDS])
+    steps = mx.concatenate([run(mx.array([token]), cache)[0] for token in IDS[:24]])
     tolerance = max(1e-5, 2 * mx.abs(whole - steps).max().item())
-    for start, block in ((3, 8), (5, 2), (9, 8), (20, 5)):
+    for start, block in ((3, 8), (5, 2), (15, 5)):
         for kept in range(block + 1):
             cache = _at(target, start)
             wrong = [(token + 1) % VOCAB for token in IDS[start + kept : start + block]]
@@ -240,7 +239,7 @@ def test_embedding_and_head(family):
 @pytest.mark.parametrize("family", ["qwen3_5", "nemotron_h", "jamba", "gpt_oss"])
 def test_one_wait_per_round(family, monkeypatch):
     """Bringing states forward is lazy: it is computed along with the next round."""
-    target, reference = recorded(family, 41)
+    target, reference = recorded(family, 27)
     drafter = ScriptedDrafter(target, scripts(reference, VOCAB)["first 2 right"])
     with monkeypatch.context() as patch:
         waits = Waits(patch)
