@@ -31,9 +31,7 @@ def text(result: Conversion) -> str:
             f"vocab    {config.draft_vocab_size} of {config.vocab_size} tokens can be drafted"
         )
     if config.quantization:
-        widths = ", ".join(sorted({f"{b} bits" for b in config.quantization["modules"].values()}))
-        group = config.quantization["group_size"]
-        lines.append(f"packed   {result.quantized} matrices to {widths}, group {group}")
+        lines.append(f"packed   {_packed(result)}, group {config.quantization['group_size']}")
         if result.unquantized:
             lines.append(f"dense    {', '.join(result.unquantized)}")
     before, after = result.round_bytes
@@ -46,6 +44,19 @@ def text(result: Conversion) -> str:
         "read back and equal"
     )
     return "\n".join(lines)
+
+
+def _packed(result: Conversion) -> str:
+    """How many matrices of which part have how many bits."""
+    assert result.config.quantization is not None
+    count = len(result.config.quantization["modules"])
+    by_bits: dict[int, list[str]] = {}
+    for part, bits in result.quantized.items():
+        by_bits.setdefault(bits, []).append(part)
+    if len(by_bits) == 1:
+        return f"{count} matrices to {next(iter(by_bits))} bits"
+    each = ", ".join(f"{bits} bits ({', '.join(parts)})" for bits, parts in by_bits.items())
+    return f"{count} matrices to {each or 'no bits: no width allows it'}"
 
 
 def trials_text(trials: list[Trial], source: Trial | None) -> str:

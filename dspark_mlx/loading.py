@@ -15,10 +15,13 @@ from mlx_lm.utils import dequantize_model, load_model
 from . import blas, hub
 from .checkpoints import DrafterSource, open_drafter
 from .checkpoints.source import read_config
-from .drafters.weights import BITS, load_drafter
+from .drafters.packing import BITS
+from .drafters.weights import load_drafter
 from .errors import CheckpointError, OptionError
-from .pair import Pair, check_fit
+from .fit import Strings, check_fit, folder_strings, tokenizer_strings
+from .pair import Pair
 from .registry import Progress, entry_of
+from .sharing import share_tables
 from .sync import settle
 from .targets.base import Target
 
@@ -63,7 +66,7 @@ def load(
     model = load_target(folder, name, dequantize=plan.dequantize, dtype=plan.dtype)
     tokenizer, stops = load_tokenizer(folder)
     entry = entry_of(name)
-    draft = None if source is None else _load_beside(model, source, plan)
+    draft = None if source is None else _load_beside(model, tokenizer, source, plan)
     return Pair(model, draft, tokenizer, entry.thinking if entry else None, stops)
 
 
@@ -73,16 +76,24 @@ def with_drafter(pair: Pair, drafter: str | Path) -> Pair:
     Raises what `load` raises for a drafter.
     """
     source = open_drafter(hub.drafter_folder(str(drafter)))
-    return dataclasses.replace(pair, drafter=_load_beside(pair.target, source, _Plan(None, None)))
+    drafter = _load_beside(pair.target, pair.tokenizer, source, _Plan(None, None))
+    return dataclasses.replace(pair, drafter=drafter)
 
 
-def _load_beside(target: Target, source: DrafterSource, plan: _Plan) -> Any:
-    check_fit(target, source.config, str(source.folder))
+def _load_beside(target: Target, tokenizer: Any, source: DrafterSource, plan: _Plan) -> Any:
+    check_fit(
+        target,
+        source.config,
+        str(source.folder),
+        tokens=lambda: tokenizer_strings(tokenizer),
+        drafted=folder_strings(source.folder),
+    )
     with source.tensors:
         drafter = load_drafter(
             source, bits=plan.bits, dequantize=plan.dequantize or bool(plan.bits), dtype=plan.dtype
         )
     drafter.bind(target)
+    share_tables(drafter, target)
     return drafter
 
 
@@ -152,6 +163,11 @@ def load_tokenizer(folder: Path) -> tuple[Any, frozenset[int]]:
     except FOREIGN as error:
         raise CheckpointError(f"{folder}: no usable tokenizer: {_reason(error)}") from error
     return tokenizer, frozenset(tokenizer.eos_token_ids)
+
+
+def target_strings(folder: Path) -> Strings | None:
+    """Token strings of a target's folder, by whatever tokenizer files it has."""
+    return folder_strings(folder) or tokenizer_strings(load_tokenizer(folder)[0])
 
 
 def _reason(error: Exception) -> str:

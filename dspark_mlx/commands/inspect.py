@@ -11,7 +11,8 @@ from dspark_mlx.checkpoints import DrafterSource, open_drafter
 from dspark_mlx.checkpoints.source import read_config
 from dspark_mlx.command import Parser
 from dspark_mlx.errors import PairError
-from dspark_mlx.pair import ConfigShape, check_fit
+from dspark_mlx.fit import ConfigShape, check_fit, folder_strings
+from dspark_mlx.loading import target_strings
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,10 +48,18 @@ def describe(source: DrafterSource) -> dict[str, Any]:
 
 
 def fits(source: DrafterSource, target: str) -> tuple[bool, str | None]:
-    """Whether the drafter fits a target, by its config alone; and if not, why."""
-    shape = ConfigShape.of(read_config(hub.target_folder(target)), target)
+    """Whether the drafter fits a target, by its config and tokenizer; and if not, why."""
+    folder = hub.target_folder(target)
+    shape = ConfigShape.of(read_config(folder), target)
+    drafted = folder_strings(source.folder)
     try:
-        check_fit(shape, source.config, source.folder.name)
+        check_fit(
+            shape,
+            source.config,
+            source.folder.name,
+            tokens=lambda: target_strings(folder),
+            drafted=drafted,
+        )
     except PairError as error:
         return False, str(error)
     return True, None

@@ -124,9 +124,9 @@ class DSpark(TableUser):
         for k in range(block.hidden.shape[0]):
             logits = block.logits[k : k + 1]
             if head:
-                embedded.append(head.embed(previous))
+                embedded.append(head.embed(self.known(previous)))
                 bias, state = head.bias(state, embedded[-1], block.hidden[k : k + 1])
-                logits = logits + bias
+                logits = logits + self.draftable(bias)
             previous, q = self.to_target(*pick(logits))
             tokens.append(previous)
             probs.append(q)

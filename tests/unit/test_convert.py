@@ -13,7 +13,8 @@ from dspark_mlx import __version__, generate, load
 from dspark_mlx.checkpoints import open_drafter
 from dspark_mlx.config import DrafterConfig
 from dspark_mlx.convert import convert
-from dspark_mlx.drafters.weights import load_drafter, quantize_drafter
+from dspark_mlx.drafters.packing import quantize_drafter
+from dspark_mlx.drafters.weights import load_drafter
 from dspark_mlx.errors import OptionError
 
 from ..tools import (
