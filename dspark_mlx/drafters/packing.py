@@ -73,10 +73,20 @@ def lay_out_packed(drafter: Any, quantization: Mapping[str, Any]) -> None:
     """
     group_size, modules = quantization["group_size"], quantization["modules"]
 
+    unknown = set(modules)
+
     def settings_of(path: str, module: nn.Module) -> dict[str, int] | bool:
-        return path in modules and {"group_size": group_size, "bits": modules[path]}
+        if path not in modules or not hasattr(module, "to_quantized"):
+            return False
+        unknown.discard(path)
+        return {"group_size": group_size, "bits": modules[path]}
 
     try:
         nn.quantize(drafter, class_predicate=settings_of)
     except ValueError as error:
         raise CheckpointError(f"the config's quantization does not fit: {error}") from error
+    if unknown:
+        raise CheckpointError(
+            f"the config's quantization names {short(sorted(map(str, unknown)))}, which such a "
+            "drafter has no matrix for"
+        )
