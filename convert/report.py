@@ -6,7 +6,8 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from dspark_mlx.convert.selftest import Trial, verdict
+from dspark_mlx.convert.selftest import Findings
+from dspark_mlx.convert.torch_parity import TOLERANCE
 from dspark_mlx.convert.write import Conversion
 
 FILE = "conversion.json"
@@ -59,27 +60,44 @@ def _packed(result: Conversion) -> str:
     return f"{count} matrices to {each or 'no bits: no width allows it'}"
 
 
-def trials_text(trials: list[Trial], source: Trial | None) -> str:
+def findings_text(found: Findings) -> str:
     """The self-test in a few lines, its warning last."""
+    trials = found.conventions
     shown = ", ".join(f"{t.name} {t.accept_len:.2f}" for t in trials)
-    lines = [f"accepts  {shown} (expected tokens per round, {len(trials[0].by_anchor)} anchors)"]
-    if source is not None:
-        change = trials[0].accept_len / source.accept_len - 1
+    lines = [f"accepts  {shown} (expected tokens per round, {trials[0].anchors} anchors)"]
+    if found.source is not None:
+        whole = found.source.accept_len
+        change = f"{trials[0].accept_len / whole - 1:+.1%} by converting"
+        each = ", ".join(f"{t.name} alone {t.accept_len / whole - 1:+.1%}" for t in found.parts)
         lines.append(
-            f"source   {source.accept_len:.2f} on the same text: {change:+.1%} by converting"
+            f"source   {whole:.2f} on the same text: {change}" + (f" ({each})" if each else "")
         )
-    if (warning := verdict(trials)) is not None:
-        lines.append(f"WARNING  {warning}")
+    if found.warning is not None:
+        lines.append(f"WARNING  {found.warning}")
     return "\n".join(lines)
 
 
-def save(result: Conversion, trials: list[Trial], source: Trial | None) -> None:
+def parity_text(parity: dict[str, float]) -> str:
+    """The comparison with PyTorch in one line, and a warning where it found more than rounding."""
+    shown = ", ".join(f"{stage} {value:.0e}" for stage, value in parity.items())
+    line = f"parity   largest difference from a PyTorch forward, relative: {shown}"
+    if odd := [stage for stage, value in parity.items() if not value <= TOLERANCE]:
+        line += f"\nWARNING  {', '.join(odd)} differ from the PyTorch forward by more than rounding"
+    return line
+
+
+def save(
+    result: Conversion, found: Findings | None = None, parity: dict[str, float] | str | None = None
+) -> None:
     """Write everything to conversion.json in the converted folder."""
     body: dict[str, Any] = asdict(result)
     body["output"] = result.output.name
+    trials = found.conventions if found else []
     body["selftest"] = {trial.name: trial.accept_len for trial in trials}
-    body["selftest_source"] = source and source.accept_len
-    body["warning"] = verdict(trials) if trials else None
+    body["selftest_source"] = found.source.accept_len if found and found.source else None
+    body["selftest_parts"] = {t.name: t.accept_len for t in found.parts} if found else {}
+    body["warning"] = found.warning if found else None
+    body["torch_parity"] = parity
     path = result.output / FILE
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(body, indent=1, default=str) + "\n", encoding="utf-8")

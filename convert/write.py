@@ -30,7 +30,7 @@ from dspark_mlx.drafters.weights import (
 from dspark_mlx.errors import CheckpointError, OptionError, PairError, UserError
 from dspark_mlx.fit import RECORD, check_fit, folder_strings, sample
 from dspark_mlx.loading import DTYPES, load_target, target_strings
-from dspark_mlx.sharing import find_copies
+from dspark_mlx.sharing import DIFFERS, find_copies
 from dspark_mlx.targets.base import Target
 
 WEIGHTS = "model.safetensors"
@@ -51,6 +51,13 @@ class Conversion:
     quantized: dict[str, int] = field(default_factory=dict)  # part -> bits
     unquantized: list[str] = field(default_factory=list)
     round_bytes: tuple[int, int] = (0, 0)  # of the source, of the result (see bytes_per_round)
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the result drafts otherwise than the source."""
+        config = self.config
+        reduced = config.draft_vocab_size is not None
+        return bool(config.quantization) or reduced or DIFFERS in self.dropped.values()
 
 
 def convert(

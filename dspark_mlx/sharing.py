@@ -11,6 +11,7 @@ import mlx.nn as nn
 from .targets.base import Target
 
 PROBES = 64  # rows that are compared before all are
+EQUAL, DIFFERS = "equal to the target's", "the target's is used, though it differs"
 
 
 def copies(weights: Mapping[str, mx.array], target: Target) -> dict[str, nn.Module]:
@@ -30,10 +31,10 @@ def find_copies(weights: Mapping[str, mx.array], target: Target, share: bool) ->
     Equal values are always shared. With `share` differing or quantized ones are too: the
     drafter then drafts with the target's tables, and may accept less.
     """
-    dropped = dict.fromkeys(copies(weights, target), "equal to the target's")
+    dropped = dict.fromkeys(copies(weights, target), EQUAL)
     if share:
         rest = [name for name in _tables(target) if name in weights and name not in dropped]
-        dropped |= dict.fromkeys(rest, "the target's is used, though it differs")
+        dropped |= dict.fromkeys(rest, DIFFERS)
     return dropped
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -203,16 +203,42 @@ class Eagle3(TableUser):
         self, context: Context, anchor: int, slots: int, count: int, pick: Pick
     ) -> Proposal:
         """See Drafter.propose; the anchor is already in the context's newest row."""
-        assert context.newest is not None
-        hidden: Any = context.newest
-        tokens, probs = [], []
-        for k in range(count):
-            normed = self.norm(hidden)
+        tokens: list[mx.array] = []
+        probs: list[mx.array | None] = []
+
+        def draw(normed: mx.array) -> mx.array:
             token, q = self.to_target(*pick(self.logits(normed)))
             tokens.append(token)
             probs.append(q)
+            return token
+
+        self._steps(context, count, draw)
+        return Proposal.of(tokens, probs)
+
+    def forced_rows(self, context: Context, tokens: Sequence[int], count: int) -> mx.array:
+        """See Drafter.forced_rows."""
+        rows: list[mx.array] = []
+
+        def given(normed: mx.array) -> mx.array:
+            rows.append(normed)
+            return mx.array([tokens[len(rows)]]) if len(rows) < len(tokens) else mx.array([0])
+
+        self._steps(context, count, given)
+        return mx.concatenate(rows)
+
+    def forced_logits(self, hidden: mx.array, previous: mx.array) -> mx.array:
+        """See Drafter.forced_logits; what came before is in the rows already."""
+        return self.logits(hidden.reshape(-1, hidden.shape[-1])).reshape(*hidden.shape[:2], -1)
+
+    def _steps(
+        self, context: Context, count: int, token_of: Callable[[mx.array], mx.array]
+    ) -> None:
+        """Run the layer on its own output; `token_of` takes a row [1, d] to its token [1]."""
+        hidden: Any = context.newest
+        for k in range(count):
+            normed = self.norm(hidden)
+            token = token_of(normed)
             if k + 1 < count:
                 handed = normed if self.config.norm_output else hidden
                 hidden = self.layers[0](self.embed(token)[None], handed[None], context.cache)[0]
         context.cache.trim(context.cache.offset - context.length)
-        return Proposal.of(tokens, probs)

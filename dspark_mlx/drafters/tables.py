@@ -100,8 +100,7 @@ class TableUser(nn.Module):
             return logits[:, self._kept]
         if "draft_ids" in self:
             return logits
-        shared = min(self._vocabulary, self.config.vocab_size)
-        return logits if logits.shape[-1] == shared else logits[:, :shared]
+        return logits if logits.shape[-1] == self._shared else logits[:, : self._shared]
 
     def to_target(self, row: mx.array, probs: mx.array | None) -> tuple[mx.array, mx.array | None]:
         """A drawn draftable row [1] and its distribution, as token and over the target's [1, V]."""
@@ -109,19 +108,27 @@ class TableUser(nn.Module):
             if probs is not None and (short := self._vocabulary - probs.shape[-1]):
                 probs = mx.pad(probs, ((0, 0), (0, short)))
             return row, probs
-        ids = self.draft_ids if self._kept is None else self.draft_ids[self._kept]
+        ids = self._map
         if probs is not None:
             everywhere = mx.zeros((1, self._vocabulary), probs.dtype)
             probs = everywhere.at[:, ids].add(probs)
         return ids[row], probs
 
-    def row_of(self, token: int) -> mx.array:
-        """The draftable row [1] that means a target token; row 0 where none does."""
-        if "draft_ids" not in self:
-            shared = min(self._vocabulary, self.config.vocab_size)
-            return mx.array([token if token < shared else 0])
-        ids = self.draft_ids if self._kept is None else self.draft_ids[self._kept]
-        return mx.argmax(ids == token).reshape(1)
+    def over_drafted(self, probs: mx.array) -> mx.array:
+        """See Drafter.over_drafted."""
+        if "draft_ids" in self:
+            return probs[..., self._map]
+        return probs if probs.shape[-1] == self._shared else probs[..., : self._shared]
+
+    @property
+    def _map(self) -> mx.array:
+        """The token of every draftable row."""
+        return self.draft_ids if self._kept is None else self.draft_ids[self._kept]
+
+    @property
+    def _shared(self) -> int:
+        """Tokens that both vocabularies have room for."""
+        return min(self._vocabulary, self.config.vocab_size)
 
     @property
     def _bound(self) -> Tables:
