@@ -54,9 +54,7 @@ class Trial:
         return np.array([sums[self.blocks == b].mean() for b in np.unique(self.blocks)])
 
 
-def score(
-    target: Target, drafters: Mapping[str, Drafter], texts: Sequence[Text]
-) -> list[Trial]:
+def score(target: Target, drafters: Mapping[str, Drafter], texts: Sequence[Text]) -> list[Trial]:
     """Each named drafter over every text, anchor by anchor the same ones."""
     found: dict[str, list[np.ndarray]] = {name: [] for name in drafters}
     blocks: list[int] = []

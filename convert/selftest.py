@@ -16,20 +16,22 @@ import numpy as np
 
 from dspark_mlx.api import generate
 from dspark_mlx.config import DrafterConfig
+from dspark_mlx.convert.generations import asked, generate_batch, sampler
 from dspark_mlx.convert.scoring import Text, Trial, score
 from dspark_mlx.drafters.packing import BACKBONE, PARTS, part_of
+from dspark_mlx.errors import UnsupportedError
+from dspark_mlx.options import OptionArgs
 from dspark_mlx.pair import Pair
-from dspark_mlx.prompt import prompt_ids
 from dspark_mlx.prompts import BUILT_IN
 from dspark_mlx.targets.base import Target
 
 STATED, SOURCE = "as stated", "source"
 VOCABULARY = ("lm_head", "markov_head", "draft_ids", "_kept")
-TEMPERATURE = 0.7  # of the texts: what drafters are trained on is about as sure of itself
-TOKENS = 48  # sampled per prompt; each is an anchor
+SEED, TEMPERATURE = 7, 0.5  # of the texts: what drafters are trained on is about as sure of itself
+TOKENS = 64  # sampled per prompt; each is an anchor
 BEFORE = 24  # anchors in the prompt itself
-TRIES, SHORT = 24, 8  # texts from nothing: so many are tried, those of so few tokens left out
-CERTAIN = 3.0  # standard errors of the paired difference
+TRIES, SHORT = 16, 12  # texts from nothing: so many are tried, those of fewer tokens left out
+CERTAIN = 2.5  # standard errors of the paired difference
 MARGIN = 0.01  # and at least so much of what is measured as stated
 
 
@@ -62,37 +64,33 @@ def sample_texts(pair: Pair, tokens: int = TOKENS) -> list[Text]:
     """Texts that the target samples: after the built-in prompts, and from nothing.
 
     What a model that knows no chat says from nothing is its own kind of text, whatever it was
-    trained for.
+    trained for; it makes up for answers that end early.
     """
-    plain = Pair(pair.target, None, pair.tokenizer, pair.thinking, pair.stop_ids)
-    chats = pair.tokenizer.has_chat_template
-    asked = [
-        prompt_ids(pair, messages=[{"role": "user", "content": prompt}])
-        if chats
-        else prompt_ids(pair, prompt)
-        for prompts in BUILT_IN.values()
-        for prompt in prompts
-    ]
+    questions = [asked(pair, prompt) for prompts in BUILT_IN.values() for prompt in prompts]
+    answers = _sampled(pair, questions, tokens)
     texts = [
-        Text(tuple(_continued(plain, ids, tokens, seed)), max(len(ids) - BEFORE, 1))
-        for seed, ids in enumerate(asked)
+        Text(tuple(ids + more), max(len(ids) - BEFORE, 1))
+        for ids, more in zip(questions, answers, strict=True)
     ]
-    start, missing = pair.tokenizer.bos_token_id, len(asked) * tokens - sum(
-        len(text.ids) - len(ids) for text, ids in zip(texts, asked, strict=True)
-    )
-    for seed in range(TRIES if start is not None else 0):
-        if missing <= 0:
-            break
-        ids = _continued(plain, [start], 2 * tokens, seed)
-        if len(ids) > SHORT:
-            texts.append(Text(tuple(ids), 1))
-            missing -= len(ids)
+    missing = len(questions) * tokens - sum(map(len, answers))
+    start = pair.tokenizer.bos_token_id
+    if start is None or missing <= tokens:
+        return texts
+    for more in _sampled(pair, [[start]] * TRIES, 2 * tokens):
+        if len(more) >= SHORT and missing > 0:
+            texts.append(Text((start, *more), 1))
+            missing -= len(more)
     return texts
 
 
-def _continued(pair: Pair, ids: list[int], tokens: int, seed: int) -> list[int]:
-    more = generate(pair, ids, max_tokens=tokens, temperature=TEMPERATURE, seed=seed)
-    return ids + more.tokens
+def _sampled(pair: Pair, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+    """A continuation of each prompt; all at once where mlx-lm can do that for the target."""
+    try:
+        return generate_batch(pair, prompts, tokens, sampler(SEED, TEMPERATURE))
+    except UnsupportedError:
+        plain = Pair(pair.target, None, pair.tokenizer, pair.thinking, pair.stop_ids)
+        options = OptionArgs(max_tokens=tokens, temperature=TEMPERATURE)
+        return [generate(plain, ids, seed=k, **options).tokens for k, ids in enumerate(prompts)]
 
 
 def try_conventions(target: Target, drafter: Any, texts: Sequence[Text]) -> list[Trial]:

@@ -135,8 +135,11 @@ def test_vocabularies_padded_otherwise(name):
     assert check(fields, name, more) > 0
 
 
-SAMPLED = {"reduced": (0, BLOCKS["reduced vocabulary"]), "slot 1": (0, BLOCKS["slot 1, mixed layers"]),
-           "eagle3": (0, EAGLE | EAGLES["reduced vocabulary"])} | PADDED  # fmt: skip
+SAMPLED = {
+    "reduced": (0, BLOCKS["reduced vocabulary"]),
+    "slot 1": (0, BLOCKS["slot 1, mixed layers"]),
+    "eagle3": (0, EAGLE | EAGLES["reduced vocabulary"]),
+} | PADDED
 
 
 @pytest.mark.parametrize("name", SAMPLED)
