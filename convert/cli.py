@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dspark_mlx.command import Parser
 from dspark_mlx.convert import report
 from dspark_mlx.convert.corpus import Corpus
+from dspark_mlx.convert.result import Conversion
 from dspark_mlx.convert.selftest import Findings, self_test
 from dspark_mlx.convert.torch_parity import torch_parity
-from dspark_mlx.convert.write import Conversion, convert
+from dspark_mlx.convert.write import convert
 from dspark_mlx.drafters.packing import BACKBONE, BITS, PARTS
 from dspark_mlx.loading import load, with_drafter
 

@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from dspark_mlx.convert.result import Conversion
 from dspark_mlx.convert.selftest import Findings
 from dspark_mlx.convert.torch_parity import TOLERANCE
-from dspark_mlx.convert.write import Conversion
 
 FILE = "conversion.json"
 
@@ -26,6 +26,8 @@ def text(result: Conversion) -> str:
         f"taps     outputs of layers {', '.join(map(str, config.target_layer_ids))} "
         f"of a target with {config.num_target_layers or 'any number of'} layers",
     ]
+    renamed = f", {len(result.renamed)} renamed or made anew" if result.renamed else ""
+    lines.append(f"tensors  {result.read} of the source{renamed}")
     lines += [f"dropped  {name}: {reason}" for name, reason in result.dropped.items()]
     if config.draft_vocab_size is not None:
         lines.append(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from dspark_mlx.checkpoints import DrafterSource, open_drafter
 from dspark_mlx.config import DrafterConfig
 from dspark_mlx.convert.corpus import Corpus, Progress
 from dspark_mlx.convert.provenance import provenance
+from dspark_mlx.convert.result import Conversion, bytes_per_round, note_origins
 from dspark_mlx.convert.vocabulary import most_useful, reduce_vocabulary
 from dspark_mlx.drafters.packing import bits_by_part, part_of, quantize_drafter
 from dspark_mlx.drafters.weights import (
@@ -30,34 +30,10 @@ from dspark_mlx.drafters.weights import (
 from dspark_mlx.errors import CheckpointError, OptionError, PairError, UserError
 from dspark_mlx.fit import RECORD, check_fit, folder_strings, sample
 from dspark_mlx.loading import DTYPES, load_target, target_strings
-from dspark_mlx.sharing import DIFFERS, find_copies
+from dspark_mlx.sharing import find_copies
 from dspark_mlx.targets.base import Target
 
 WEIGHTS = "model.safetensors"
-
-
-@dataclass
-class Conversion:
-    """What was done. Sizes in bytes; `dropped` maps a tensor to the reason it was left out."""
-
-    output: Path
-    packaging: str
-    config: DrafterConfig
-    tensors: int = 0
-    parameters: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    dropped: dict[str, str] = field(default_factory=dict)
-    quantized: dict[str, int] = field(default_factory=dict)  # part -> bits
-    unquantized: list[str] = field(default_factory=list)
-    round_bytes: tuple[int, int] = (0, 0)  # of the source, of the result (see bytes_per_round)
-
-    @property
-    def lossy(self) -> bool:
-        """Whether the result drafts otherwise than the source."""
-        config = self.config
-        reduced = config.draft_vocab_size is not None
-        return bool(config.quantization) or reduced or DIFFERS in self.dropped.values()
 
 
 def convert(
@@ -103,9 +79,9 @@ def convert(
             shared = min(config.vocab_size, holder.vocab_size)
             ids = most_useful(folder, shared, draft_vocab, corpus or Corpus(), progress)
             weights, config = reduce_vocabulary(weights, config, ids, holder)
-        config = _drop_copies(weights, config, holder, share_embeddings, result)
+        weights, config = _drop_copies(weights, config, holder, share_embeddings, result)
     drafter = empty_drafter(config)
-    drafter.load_weights([(k, v) for k, v in weights.items() if k not in result.dropped])
+    drafter.load_weights(list(weights.items()))
     if dtype is not None:
         drafter.set_dtype(DTYPES[dtype])
         check_finite(dict(tree_flatten(drafter.parameters())), f"{found.folder} as {dtype}")
@@ -150,32 +126,20 @@ def _drop_copies(
     target: Target,
     share: bool,
     result: Conversion,
-) -> DrafterConfig:
-    """The config without the tables that the target holds; they are noted as dropped."""
-    result.dropped = find_copies(weights, target, share)
-    embeddings = "target" if "embed_tokens.weight" in result.dropped else config.embeddings
-    head = "target" if "lm_head.weight" in result.dropped else config.head
+) -> tuple[dict[str, mx.array], DrafterConfig]:
+    """Weights and config without the tables that the target holds; they are noted as dropped."""
+    copies = find_copies(weights, target, share)
+    result.dropped |= copies
+    embeddings = "target" if "embed_tokens.weight" in copies else config.embeddings
+    head = "target" if "lm_head.weight" in copies else config.head
     mask = config.mask_token_id
     if embeddings == "target" and mask is not None and mask >= target.vocab_size:
         raise PairError(
             f"mask token {mask} has no row in {target.name}, whose embedding has "
             f"{target.vocab_size}; keep the drafter's own (no --share-embeddings)"
         )
-    return dataclasses.replace(config, embeddings=embeddings, head=head)
-
-
-def bytes_per_round(weights: Mapping[str, mx.array], config: DrafterConfig) -> int:
-    """Bytes of a drafter's own weights that one full block reads.
-
-    Embedding tables are read by the row; the Markov output table once per draft.
-    """
-    drafts = config.block_size - config.predict_from_slot
-    total = 0
-    for name, value in weights.items():
-        if name.startswith(("embed_tokens", "markov_head.markov_w1")):
-            continue
-        total += value.nbytes * (drafts if name.startswith("markov_head") else 1)
-    return total
+    kept = {name: value for name, value in weights.items() if name not in copies}
+    return kept, dataclasses.replace(config, embeddings=embeddings, head=head)
 
 
 def _destination(output: str | Path, overwrite: bool) -> Path:
@@ -203,6 +167,7 @@ def _read(found: DrafterSource, result: Conversion) -> dict[str, mx.array]:
     weights = {key: found.tensors.read(key) for key in found.tensors.infos}
     check_finite(weights, where)
     check_draft_ids(weights, found.config.vocab_size, where)
+    note_origins(found, result)
     result.bytes_read = sum(value.nbytes for value in weights.values())
     return weights
 

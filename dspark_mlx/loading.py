@@ -94,7 +94,24 @@ def _load_beside(target: Target, tokenizer: Any, source: DrafterSource, plan: _P
         )
     drafter.bind(target)
     share_tables(drafter, target)
+    if drafter.dtype == mx.float16:
+        _check_range(target, drafter, str(source.folder))
     return drafter
+
+
+def _check_range(target: Target, drafter: Any, where: str) -> None:
+    """Raise CheckpointError where hidden states pass float16's largest number, 65504.
+
+    Nothing else would show it: drafts of NaN are all rejected, and the text stays right.
+    """
+    ids, context = mx.arange(min(8, target.vocab_size)), drafter.start()
+    _, features = target.tapped(drafter.config.target_layer_ids)(ids, target.new_cache())
+    drafter.extend(context, features, ids)
+    rows = drafter.forced_rows(context, [0], 1)
+    if not mx.all(mx.isfinite(rows)).item():
+        raise CheckpointError(
+            f"{where}: its hidden states overflow float16; load it as bfloat16 or float32 (--dtype)"
+        )
 
 
 def load_target(

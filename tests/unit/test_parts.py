@@ -1,5 +1,6 @@
-"""Bits by part: what was asked for is what each module holds, and what the report says."""
+"""Parts of a drafter: their bits and what these cost; tables, ranges and details that matter."""
 
+import dataclasses
 import json
 
 import mlx.core as mx
@@ -7,9 +8,14 @@ import mlx.nn as nn
 import pytest
 
 from dspark_mlx import generate, load
+from dspark_mlx.checkpoints import open_drafter
+from dspark_mlx.config import RopeConfig
 from dspark_mlx.convert import convert
 from dspark_mlx.drafters.packing import bits_by_part, part_of
-from dspark_mlx.errors import OptionError
+from dspark_mlx.drafters.weights import load_drafter
+from dspark_mlx.errors import CheckpointError, OptionError
+from dspark_mlx.stats import Stats
+from dspark_mlx.summary import summary
 
 from .. import packagings as pack
 from ..tools import FIXTURES, TARGET, VANILLA, behaviour, edit_config, identical, run
@@ -124,3 +130,48 @@ def test_stored_temperatures_are_carried(tmp_path):
     convert(folder, tmp_path / "out")
     for place in (folder, tmp_path / "out"):
         assert load(TARGET, place).drafter.config.confidence_temperatures == tuple(stored)
+
+
+def test_hidden_states_that_overflow_float16_are_refused(tmp_path):
+    """P54: the drafts would be NaN, all of them rejected, and the text right as ever."""
+    config, tensors = pack.native()
+    tensors["fc.weight"] = tensors["fc.weight"] * 1e4
+    folder = pack.write(tmp_path / "d", config, tensors)
+    assert load(TARGET, folder).drafter.dtype == mx.float32
+    with pytest.raises(CheckpointError, match=r"overflow float16; load it as bfloat16 or float32"):
+        load(TARGET, folder, dtype="float16")
+    assert load(TARGET, folder, dtype="bfloat16").drafter.dtype == mx.bfloat16
+
+
+@pytest.mark.parametrize(
+    "change", [{"embedding_scale": 1.0}, {"logit_softcap": None}, {"rope": None}, "scale", "scalar"]
+)
+def test_every_gemma4_detail_matters(change):
+    """P53: what the parity tests hold in place moves the logits when it is left out."""
+    source = open_drafter(FIXTURES / "dspark-gemma4")
+    with source.tensors:
+        right = load_drafter(source)
+        if isinstance(change, dict):
+            config = dataclasses.replace(source.config, **change | (
+                {"rope": RopeConfig(source.config.rope.theta)} if "rope" in change else {}
+            ))  # fmt: skip
+            other = load_drafter(dataclasses.replace(source, config=config))
+        else:
+            other = load_drafter(source)
+    for layer in other.layers if isinstance(change, str) else ():
+        if change == "scale":
+            layer.self_attn.scale = source.config.head_dim**-0.5
+        else:
+            layer.layer_scalar = mx.ones((1,))
+    ours, theirs = behaviour(right)[0], behaviour(other)[0]
+    assert mx.abs(ours - theirs).max().item() > 1e-3
+
+
+def test_a_drafter_that_is_never_right_is_pointed_out():
+    """P59: after 20 rounds with under a tenth of first drafts accepted."""
+    stats = Stats(rounds=30, proposed=200, committed=31, accepted_at=[1, 0], judged_at=[30, 30])
+    assert "hardly any draft is accepted" in summary(stats, "length")
+    stats.accepted_at = [3, 0]
+    assert "hardly any" not in summary(stats, "length")
+    stats.accepted_at, stats.judged_at = [0, 0], [19, 19]
+    assert "hardly any" not in summary(stats, "length")
