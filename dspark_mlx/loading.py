@@ -76,8 +76,8 @@ def with_drafter(pair: Pair, drafter: str | Path) -> Pair:
     Raises what `load` raises for a drafter.
     """
     source = open_drafter(hub.drafter_folder(str(drafter)))
-    drafter = _load_beside(pair.target, pair.tokenizer, source, _Plan(None, None))
-    return dataclasses.replace(pair, drafter=drafter)
+    loaded = _load_beside(pair.target, pair.tokenizer, source, _Plan(None, None))
+    return dataclasses.replace(pair, drafter=loaded)
 
 
 def _load_beside(target: Target, tokenizer: Any, source: DrafterSource, plan: _Plan) -> Any:

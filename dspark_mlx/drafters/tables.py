@@ -106,7 +106,7 @@ class TableUser(nn.Module):
         """A drawn draftable row [1] and its distribution, as token and over the target's [1, V]."""
         if "draft_ids" not in self:
             if probs is not None and (short := self._vocabulary - probs.shape[-1]):
-                probs = mx.pad(probs, ((0, 0), (0, short)))
+                probs = mx.pad(probs, [(0, 0), (0, short)])
             return row, probs
         ids = self._map
         if probs is not None:
