@@ -17,6 +17,7 @@ from dspark_mlx.drafters.base import Drafter
 from dspark_mlx.targets.base import Target
 
 BATCH = 16  # anchors whose logits are computed together
+STRIDE = 3  # from anchor to anchor: neighbours, whose drafts overlap, tell little more
 
 
 @dataclass(frozen=True)
@@ -54,20 +55,22 @@ class Trial:
         return np.array([sums[self.blocks == b].mean() for b in np.unique(self.blocks)])
 
 
-def score(target: Target, drafters: Mapping[str, Drafter], texts: Sequence[Text]) -> list[Trial]:
+def score(
+    target: Target, drafters: Mapping[str, Drafter], texts: Sequence[Text], stride: int = STRIDE
+) -> list[Trial]:
     """Each named drafter over every text, anchor by anchor the same ones."""
     found: dict[str, list[np.ndarray]] = {name: [] for name in drafters}
     blocks: list[int] = []
     longest = max(d.drafts_of(d.block_size) for d in drafters.values())
     for text in texts:
-        anchors = range(text.first, len(text.ids) - longest + 1)
+        anchors = range(text.first, len(text.ids) - longest + 1, stride)
         if not anchors:
             continue
         read = _Read.of(target, list(drafters.values()), text)
         for name, drafter in drafters.items():
             found[name] += list(read.chances(drafter, anchors))
         start = max(blocks, default=-1) + 1
-        blocks += [start + k // longest for k in range(len(anchors))]
+        blocks += [start + (anchor - text.first) // longest for anchor in anchors]
     return [Trial(n, np.concatenate(c), np.array(blocks)) for n, c in found.items()]
 
 
@@ -90,23 +93,25 @@ class _Read:
     def chances(self, drafter: Drafter, anchors: range) -> Iterator[np.ndarray]:
         """[some anchors, drafts] at a time."""
         ids, count = self.text.ids, drafter.drafts_of(drafter.block_size)
-        context, rows, known = drafter.start(), [], 0
+        context, known = drafter.start(), 0
+        rows: list[mx.array] = []
+        held: list[int] = []  # the anchors that `rows` belong to
         for anchor in anchors:
             self._extend(drafter, context, known, anchor)
             known = anchor
+            held.append(anchor)
             rows.append(drafter.forced_rows(context, ids[anchor : anchor + count], count))
             mx.eval(rows[-1], *drafter.context_arrays(context))
             if len(rows) == BATCH or anchor == anchors[-1]:
-                yield self._chances(drafter, mx.stack(rows), anchor - len(rows) + 1)
-                rows = []
+                yield self._chances(drafter, mx.stack(rows), held)
+                rows, held = [], []
 
     def _extend(self, drafter: Drafter, context: object, start: int, stop: int) -> None:
         features = [self.outputs[i][start:stop] for i in drafter.config.target_layer_ids]
         drafter.extend(context, features, mx.array(self.text.ids[start + 1 : stop + 1]))
 
-    def _chances(self, drafter: Drafter, hidden: mx.array, first: int) -> np.ndarray:
-        blocks, count, _ = hidden.shape
-        at = mx.arange(first, first + blocks)[:, None] + mx.arange(count)[None]  # [a, n]
+    def _chances(self, drafter: Drafter, hidden: mx.array, anchors: list[int]) -> np.ndarray:
+        at = mx.array(anchors)[:, None] + mx.arange(hidden.shape[1])[None]  # [a, n]
         logits = drafter.forced_logits(hidden, mx.array(self.text.ids)[at]).astype(mx.float32)
         p = drafter.over_drafted(self.probs)[at]
         return np.array(_overlap(logits, p, mx.logsumexp(logits, axis=-1, keepdims=True)))

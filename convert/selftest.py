@@ -10,6 +10,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, cycle, islice
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,10 @@ from dspark_mlx.targets.base import Target
 STATED, SOURCE = "as stated", "source"
 VOCABULARY = ("lm_head", "markov_head", "draft_ids", "_kept")
 SEED, TEMPERATURE = 7, 0.5  # of the texts: what drafters are trained on is about as sure of itself
-TOKENS = 64  # sampled per prompt; each is an anchor
-BEFORE = 24  # anchors in the prompt itself
+ANSWERS, TOKENS = 12, 96  # to the built-in prompts in turn, and how many tokens each
+BEFORE = 24  # of the prompt's own tokens, the last, are scored too
 TRIES, SHORT = 16, 12  # texts from nothing: so many are tried, those of fewer tokens left out
-CERTAIN = 2.5  # standard errors of the paired difference
+CERTAIN = 3.0  # standard errors of the paired difference
 MARGIN = 0.01  # and at least so much of what is measured as stated
 
 
@@ -66,7 +67,8 @@ def sample_texts(pair: Pair, tokens: int = TOKENS) -> list[Text]:
     What a model that knows no chat says from nothing is its own kind of text, whatever it was
     trained for; it makes up for answers that end early.
     """
-    questions = [asked(pair, prompt) for prompts in BUILT_IN.values() for prompt in prompts]
+    mixed = chain.from_iterable(zip(*BUILT_IN.values(), strict=False))  # kind after kind
+    questions = [asked(pair, prompt) for prompt in islice(cycle(mixed), ANSWERS)]
     answers = _sampled(pair, questions, tokens)
     texts = [
         Text(tuple(ids + more), max(len(ids) - BEFORE, 1))

@@ -39,4 +39,4 @@ def test_packed_and_fused_tensors_name_their_parts(capsys, tmp_path):
     assert found["renamed"]["layers.1.self_attn.k_proj.weight"] == [
         "layers.1.self_attn.qkv_proj.weight"]  # fmt: skip
     _, found = report(capsys, gguf_writer.gguf(tmp_path / "g", *pack.native()), tmp_path / "g-out")
-    assert found["renamed"]["fc.weight"] and not found["dropped"]
+    assert found["renamed"]["layers.0.mlp.up_proj.weight"] == ["blk.0.ffn_up.weight"]

@@ -101,7 +101,8 @@ RUNS = {  # name -> arguments; those after "models" fail
     "one gguf": [*ONE, "qwen3-4b", "--drafter", "someone/drafters-GGUF/b.gguf"],
     "gemma4": [*ONE, "gemma4-12b"],
     "gemma4, plain": [*ONE, "gemma4-12b", "--plain"],
-    "convert": ["convert", QWEN.drafter, "--target", QWEN.target, "--overwrite", "-o", "OUT"],
+    "convert": ["convert", QWEN.drafter, "--target", QWEN.target, "--overwrite", "-o", "OUT",
+                "--no-selftest"],
     "table": ["models"],
     "models": ["models", "--json"],
     "other form": [*ONE, "qwen3-4b", "--drafter", "someone/other-form"],
@@ -112,7 +113,7 @@ RUNS = {  # name -> arguments; those after "models" fail
     "typo": [*ONE, "qwen3-4B"],
     "no id": [*ONE, "a/b/c"],
     "bad id": [*ONE, "bad id!/x", "--plain"],
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@ def test_describes_without_reading_weights(capsys, unread):
 def test_shows_windows_precision_and_temperatures(capsys, tmp_path):
     config, tensors = pack.native()
     config |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9,
+               "use_sliding_window": True,
                "confidence_temperatures": [1.0, 1.5, 2, 1, 1, 1, 1]}  # fmt: skip
     folder = pack.write(tmp_path / "d", config, tensors)
     convert(folder, tmp_path / "out", bits={"backbone": 4, "head": 8})

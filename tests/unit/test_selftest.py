@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from dspark_mlx.convert import selftest
 from dspark_mlx.convert.scoring import Text, score
 from dspark_mlx.convert.selftest import STATED, sample_texts, try_conventions, verdict
 from tests.tools import FIXTURES, TARGET, run
@@ -18,8 +19,10 @@ RIGHT = ("dspark-vanilla", "dspark-gated", "dspark-rnn", "dflash-deepspec", "eag
 
 @pytest.fixture(scope="module")
 def texts(pair_of):
-    """Texts of each target, sampled once."""
-    return {family: sample_texts(pair_of(name)) for family, name in (
+    """Texts of each target, sampled once; half of what `convert` takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selftest, "ANSWERS", 6)
+        return {family: sample_texts(pair_of(name)) for family, name in (
         ("qwen3", "dspark-vanilla"), ("gemma4", "dspark-gemma4"))}  # fmt: skip
 
 
@@ -59,7 +62,7 @@ def test_chances_are_those_of_single_proposals(pair_of, name):
     """Against `propose` with forced tokens, anchor by anchor."""
     pair = pair_of(name)
     drafter, ids = pair.drafter, (1, 277, 293, 84, 93, 85, 90, 70, 88, 280, 5, 17, 80)
-    [trial] = score(pair.target, {"x": drafter}, [Text(ids, 3)])
+    [trial] = score(pair.target, {"x": drafter}, [Text(ids, 3)], stride=1)
     logits, features = pair.tapped(mx.array(ids), pair.target.new_cache())
     p = np.array(mx.softmax(logits, axis=-1))
     for row, s in enumerate(range(3, len(ids) - 6)):
@@ -79,7 +82,8 @@ def test_chances_are_those_of_single_proposals(pair_of, name):
     assert trial.accept_len == pytest.approx(1 + np.cumprod(trial.chances, 1).sum(1).mean())
 
 
-def test_the_report_has_it_all(capsys, tmp_path):
+def test_the_report_has_it_all(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(selftest, "ANSWERS", 2)
     argv = ["convert", FIXTURES / "dspark-vanilla", "-o", tmp_path / "out", "--target", TARGET]
     done = run(capsys, *argv, "-q", "--q-bits", "4", "--q-group-size", "32")
     assert done.code == 0
