@@ -30,7 +30,7 @@ from mlx.utils import tree_flatten
 
 from dspark_mlx import Pair, load
 from dspark_mlx.checkpoints import open_drafter
-from dspark_mlx.convert.write import bytes_per_round
+from dspark_mlx.convert.result import bytes_per_round
 from dspark_mlx.loading import with_drafter
 from dspark_mlx.prompt import prompt_ids
 

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 
 from dspark_mlx.command import Parser
 from dspark_mlx.convert import report
 from dspark_mlx.convert.corpus import Corpus
-from dspark_mlx.convert.selftest import Trial, accept_length, sample_texts, try_conventions
-from dspark_mlx.convert.write import Conversion, convert
+from dspark_mlx.convert.result import Conversion
+from dspark_mlx.convert.selftest import Findings, self_test
+from dspark_mlx.convert.torch_parity import torch_parity
+from dspark_mlx.convert.write import convert
+from dspark_mlx.drafters.packing import BACKBONE, BITS, PARTS
 from dspark_mlx.loading import load, with_drafter
 
 EXAMPLE = """\
 example:
   dspark-mlx convert deepseek-ai/dspark_qwen3_4b_block7 -o qwen3-4b-drafter -q --q-bits 8
 """
+
+CHOICES: dict[str, int | None] = {**{str(bits): bits for bits in BITS}, "dense": None}
+NAMES = {"head": "vocabulary head", "markov": "Markov tables", "embeddings": "embedding table"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,9 +36,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("source", help="hub id or folder (safetensors, sharded, .bin or .pt)")
     p.add_argument("-o", "--output", required=True, metavar="DIR", help="folder to write")
     p.add_argument("--target", help="its target: copies of the target's tables are left out")
-    p.add_argument("-q", "--quantize", action="store_true", help="quantize the matrices")
-    p.add_argument("--q-bits", type=int, choices=(4, 8), help="default 8")
-    p.add_argument("--q-group-size", type=int, choices=(32, 64, 128), help="default 64")
+    _add_quantization(p)
     p.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), help="default: as in the source"
     )
@@ -76,12 +81,25 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+def _add_quantization(p: Parser) -> None:
+    p.add_argument("-q", "--quantize", action="store_true", help="quantize the matrices")
+    p.add_argument("--q-bits", type=int, choices=(4, 8), help="of every part (default 8)")
+    for part in PARTS:
+        p.add_argument(
+            f"--q-{part}-bits",
+            choices=CHOICES,
+            help=f"of the {NAMES[part]} alone (dense: not quantized)",
+        )
+    p.add_argument("--q-group-size", type=int, choices=(32, 64, 128), help="default 64")
+
+
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     p = parser()
     args = p.parse_args(argv)
-    if not args.quantize and (args.q_bits or args.q_group_size):
-        p.error("--q-bits and --q-group-size need -q")
+    apart = {part: getattr(args, f"q_{part}_bits") for part in PARTS}
+    if not args.quantize and (args.q_bits or args.q_group_size or any(apart.values())):
+        p.error("--q-bits, --q-...-bits and --q-group-size need -q")
     corpus = Corpus(args.vocab_text, args.vocab_generate, args.vocab_prompts)
     if not corpus.is_built_in and args.draft_vocab is None:
         p.error("--vocab-text, --vocab-generate and --vocab-prompts need --draft-vocab")
@@ -89,7 +107,7 @@ def main(argv: list[str]) -> int:
         args.source,
         args.output,
         target=args.target,
-        bits=(args.q_bits or 8) if args.quantize else None,
+        bits=_bits(args.q_bits or 8, apart) if args.quantize else None,
         group_size=args.q_group_size or 64,
         dtype=args.dtype,
         share_embeddings=args.share_embeddings,
@@ -99,21 +117,24 @@ def main(argv: list[str]) -> int:
         overwrite=args.overwrite,
     )
     print(report.text(result), flush=True)
-    trials, source = ([], None) if args.no_selftest else _selftest(args, result)
-    report.save(result, trials, source)
-    if trials:
-        print(report.trials_text(trials, source))
+    parity = torch_parity(args.source)
+    if isinstance(parity, dict):
+        print(report.parity_text(parity), flush=True)
+    found = None if args.no_selftest or args.target is None else _self_test(args, result)
+    report.save(result, found, parity)
+    if found is not None:
+        print(report.findings_text(found))
     return 0
 
 
-def _selftest(args: argparse.Namespace, result: Conversion) -> tuple[list[Trial], Trial | None]:
+def _bits(every: int, apart: Mapping[str, str | None]) -> dict[str, int | None]:
+    """Part -> bits: one number for all, but for what was asked of single parts."""
+    chosen = {part: CHOICES[word] for part, word in apart.items() if word is not None}
+    return dict.fromkeys((BACKBONE, *PARTS), every) | chosen
+
+
+def _self_test(args: argparse.Namespace, result: Conversion) -> Findings:
     """Acceptance with the named target; the source's too, where something was given up."""
-    if args.target is None:
-        return [], None
     pair = load(args.target, result.output)
-    texts = sample_texts(pair)
-    trials = try_conventions(pair.target, pair.drafter, texts)
-    if result.config.quantization is None and result.config.draft_vocab_size is None:
-        return trials, None
-    source = with_drafter(pair, args.source).drafter
-    return trials, accept_length(pair.target, source, texts, "source")
+    source = (lambda: with_drafter(pair, args.source).drafter) if result.lossy else None
+    return self_test(pair, source)

@@ -39,7 +39,7 @@ def own_counts(
     silent = 0
     for batch in _batches(pair, prompts):
         before = counts.total()
-        for ids in _generate(pair, batch, ANSWER):
+        for ids in generate_batch(pair, batch, ANSWER):
             counts.update(ids)
         silent = silent + 1 if counts.total() == before else 0
         if silent == PATIENCE:
@@ -57,17 +57,18 @@ def own_counts(
 def _batches(pair: Pair, prompts: Sequence[str]) -> Iterator[list[list[int]]]:
     """Batches of prompts as token ids: the given ones, then without end the target's own."""
     for begin in range(0, len(prompts), BATCH):
-        yield [_asked(pair, text) for text in prompts[begin : begin + BATCH]]
+        yield [asked(pair, text) for text in prompts[begin : begin + BATCH]]
     opening = _opening(pair)
     for seed in count():
-        sampled = _generate(pair, [opening] * BATCH, QUESTION, _sampler(seed))
+        sampled = generate_batch(pair, [opening] * BATCH, QUESTION, sampler(seed))
         if pair.tokenizer.has_chat_template:
-            yield [_asked(pair, pair.tokenizer.decode(ids)) for ids in sampled]
+            yield [asked(pair, pair.tokenizer.decode(ids)) for ids in sampled if ids]
         else:
-            yield [opening + ids for ids in sampled]
+            yield [opening + ids for ids in sampled if ids]
 
 
-def _asked(pair: Pair, text: str) -> list[int]:
+def asked(pair: Pair, text: str) -> list[int]:
+    """A user's question as the target is given it: in its chat template, where it has one."""
     if pair.tokenizer.has_chat_template:
         return prompt_ids(pair, messages=[{"role": "user", "content": text}])
     return prompt_ids(pair, text)
@@ -89,27 +90,32 @@ def _opening(pair: Pair) -> list[int]:
     return [tokenizer.bos_token_id]
 
 
-def _sampler(seed: int) -> Callable[[mx.array], mx.array]:
+def sampler(seed: int, temperature: float = 1.0) -> Callable[[mx.array], mx.array]:
+    """Draws from log-probabilities [n, V] that repeat: the n-th depends on the seed and n."""
     keys = [mx.random.key(seed)]
 
     def sample(logprobs: mx.array) -> mx.array:
         keys[0], key = mx.random.split(keys[0])
-        return mx.random.categorical(logprobs, key=key)
+        return mx.random.categorical(logprobs / temperature, key=key)
 
     return sample
 
 
-def _generate(
-    pair: Pair, prompts: list[list[int]], tokens: int, sampler: Any = None
+def generate_batch(
+    pair: Pair, prompts: list[list[int]], tokens: int, draw: Any = None
 ) -> list[list[int]]:
+    """What the target says after each prompt, up to `tokens` tokens each; greedy without `draw`.
+
+    Raises UnsupportedError for a target that mlx-lm cannot run in batches.
+    """
     try:
         answers = batch_generate(
             pair.target.model, pair.tokenizer, prompts, max_tokens=tokens,
-            return_token_ids=True, completion_batch_size=BATCH, sampler=sampler,
+            return_token_ids=True, completion_batch_size=BATCH, sampler=draw,
         )  # fmt: skip
     except ValueError as error:  # mlx-lm: "... does not yet support batching"
         raise UnsupportedError(
             f"{pair.target.name} cannot generate in batches ({error}); "
             "count over text instead (--vocab-text)"
         ) from error
-    return [ids for ids in answers.token_ids if ids]
+    return answers.token_ids

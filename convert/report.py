@@ -6,8 +6,9 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from dspark_mlx.convert.selftest import Trial, verdict
-from dspark_mlx.convert.write import Conversion
+from dspark_mlx.convert.result import Conversion
+from dspark_mlx.convert.selftest import Findings
+from dspark_mlx.convert.torch_parity import TOLERANCE
 
 FILE = "conversion.json"
 
@@ -25,15 +26,15 @@ def text(result: Conversion) -> str:
         f"taps     outputs of layers {', '.join(map(str, config.target_layer_ids))} "
         f"of a target with {config.num_target_layers or 'any number of'} layers",
     ]
+    renamed = f", {len(result.renamed)} renamed or made anew" if result.renamed else ""
+    lines.append(f"tensors  {result.read} of the source{renamed}")
     lines += [f"dropped  {name}: {reason}" for name, reason in result.dropped.items()]
     if config.draft_vocab_size is not None:
         lines.append(
             f"vocab    {config.draft_vocab_size} of {config.vocab_size} tokens can be drafted"
         )
     if config.quantization:
-        widths = ", ".join(sorted({f"{b} bits" for b in config.quantization["modules"].values()}))
-        group = config.quantization["group_size"]
-        lines.append(f"packed   {result.quantized} matrices to {widths}, group {group}")
+        lines.append(f"packed   {_packed(result)}, group {config.quantization['group_size']}")
         if result.unquantized:
             lines.append(f"dense    {', '.join(result.unquantized)}")
     before, after = result.round_bytes
@@ -48,27 +49,57 @@ def text(result: Conversion) -> str:
     return "\n".join(lines)
 
 
-def trials_text(trials: list[Trial], source: Trial | None) -> str:
+def _packed(result: Conversion) -> str:
+    """How many matrices of which part have how many bits."""
+    assert result.config.quantization is not None
+    count = len(result.config.quantization["modules"])
+    by_bits: dict[int, list[str]] = {}
+    for part, bits in result.quantized.items():
+        by_bits.setdefault(bits, []).append(part)
+    if len(by_bits) == 1:
+        return f"{count} matrices to {next(iter(by_bits))} bits"
+    each = ", ".join(f"{bits} bits ({', '.join(parts)})" for bits, parts in by_bits.items())
+    return f"{count} matrices to {each or 'no bits: no width allows it'}"
+
+
+def findings_text(found: Findings) -> str:
     """The self-test in a few lines, its warning last."""
+    trials = found.conventions
     shown = ", ".join(f"{t.name} {t.accept_len:.2f}" for t in trials)
-    lines = [f"accepts  {shown} (expected tokens per round, {len(trials[0].by_anchor)} anchors)"]
-    if source is not None:
-        change = trials[0].accept_len / source.accept_len - 1
+    lines = [f"accepts  {shown} (expected tokens per round, {trials[0].anchors} anchors)"]
+    if found.source is not None:
+        whole = found.source.accept_len
+        change = f"{trials[0].accept_len / whole - 1:+.1%} by converting"
+        each = ", ".join(f"{t.name} alone {t.accept_len / whole - 1:+.1%}" for t in found.parts)
         lines.append(
-            f"source   {source.accept_len:.2f} on the same text: {change:+.1%} by converting"
+            f"source   {whole:.2f} on the same text: {change}" + (f" ({each})" if each else "")
         )
-    if (warning := verdict(trials)) is not None:
-        lines.append(f"WARNING  {warning}")
+    if found.warning is not None:
+        lines.append(f"WARNING  {found.warning}")
     return "\n".join(lines)
 
 
-def save(result: Conversion, trials: list[Trial], source: Trial | None) -> None:
+def parity_text(parity: dict[str, float]) -> str:
+    """The comparison with PyTorch in one line, and a warning where it found more than rounding."""
+    shown = ", ".join(f"{stage} {value:.0e}" for stage, value in parity.items())
+    line = f"parity   largest difference from a PyTorch forward, relative: {shown}"
+    if odd := [stage for stage, value in parity.items() if not value <= TOLERANCE]:
+        line += f"\nWARNING  {', '.join(odd)} differ from the PyTorch forward by more than rounding"
+    return line
+
+
+def save(
+    result: Conversion, found: Findings | None = None, parity: dict[str, float] | str | None = None
+) -> None:
     """Write everything to conversion.json in the converted folder."""
     body: dict[str, Any] = asdict(result)
     body["output"] = result.output.name
+    trials = found.conventions if found else []
     body["selftest"] = {trial.name: trial.accept_len for trial in trials}
-    body["selftest_source"] = source and source.accept_len
-    body["warning"] = verdict(trials) if trials else None
+    body["selftest_source"] = found.source.accept_len if found and found.source else None
+    body["selftest_parts"] = {t.name: t.accept_len for t in found.parts} if found else {}
+    body["warning"] = found.warning if found else None
+    body["torch_parity"] = parity
     path = result.output / FILE
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(body, indent=1, default=str) + "\n", encoding="utf-8")

@@ -1,113 +1,135 @@
 """Does the drafter do best as its config states it? Shifted taps and slots are tried too.
 
 A wrong guess about either loads cleanly and then accepts about one token per round; only
-acceptance shows it. It is measured without the noise of decoding: on text that the target
-itself samples, every position is an anchor, drafts are teacher-forced, and the chance that the
-target accepts each is computed from both distributions (method section 9.7).
+acceptance shows it.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, cycle, islice
 from typing import Any
 
-import mlx.core as mx
+import numpy as np
 
 from dspark_mlx.api import generate
 from dspark_mlx.config import DrafterConfig
+from dspark_mlx.convert.generations import asked, generate_batch, sampler
+from dspark_mlx.convert.scoring import Text, Trial, score
+from dspark_mlx.drafters.packing import BACKBONE, PARTS, part_of
+from dspark_mlx.errors import UnsupportedError
+from dspark_mlx.options import OptionArgs
 from dspark_mlx.pair import Pair
-from dspark_mlx.prompt import prompt_ids
 from dspark_mlx.prompts import BUILT_IN
 from dspark_mlx.targets.base import Target
 
-STATED = "as stated"
-TOKENS = 24  # sampled per prompt; each is one anchor
-TRIES, SHORT = 24, 8  # texts from nothing: so many are tried, those of so few tokens left out
+STATED, SOURCE = "as stated", "source"
+VOCABULARY = ("lm_head", "markov_head", "draft_ids", "_kept")
+SEED, TEMPERATURE = 7, 0.5  # of the texts: what drafters are trained on is about as sure of itself
+ANSWERS, TOKENS = 12, 96  # to the built-in prompts in turn, and how many tokens each
+BEFORE = 24  # of the prompt's own tokens, the last, are scored too
+TRIES, SHORT = 16, 12  # texts from nothing: so many are tried, those of fewer tokens left out
 CERTAIN = 3.0  # standard errors of the paired difference
-MARGIN = 0.01  # and at least so much of the stated accept length
+MARGIN = 0.01  # and at least so much of what is measured as stated
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One convention and its expected accept length at temperature 1, by anchor."""
+class Findings:
+    """What was measured: conventions, the stated one first; where something was given up, the
+    source; and where several parts were, the source with each alone as it is now."""
 
-    name: str
-    by_anchor: tuple[float, ...] = field(repr=False)
+    conventions: list[Trial]
+    source: Trial | None = None
+    parts: list[Trial] = field(default_factory=list)
 
     @property
-    def accept_len(self) -> float:
-        """Mean over the anchors, the bonus token included."""
-        return statistics.fmean(self.by_anchor)
+    def warning(self) -> str | None:
+        """See `verdict`."""
+        return verdict(self.conventions)
 
 
-def sample_texts(pair: Pair, tokens: int = TOKENS) -> list[list[int]]:
-    """Token ids that the target samples: after a built-in prompt of each kind, and from nothing.
+def self_test(pair: Pair, source: Callable[[], Any] | None) -> Findings:
+    """Try a pair's drafter; `source` loads the drafter it was made from, where they differ."""
+    texts = sample_texts(pair)
+    conventions = try_conventions(pair.target, pair.drafter, texts)
+    if source is None:
+        return Findings(conventions)
+    whole, *parts = try_parts(pair.target, source(), pair.drafter, texts)
+    return Findings(conventions, whole, parts)
 
-    What it says from nothing is its own kind of text, whatever it was trained for.
+
+def sample_texts(pair: Pair, tokens: int = TOKENS) -> list[Text]:
+    """Texts that the target samples: after the built-in prompts, and from nothing.
+
+    What a model that knows no chat says from nothing is its own kind of text, whatever it was
+    trained for; it makes up for answers that end early.
     """
-    plain = Pair(pair.target, None, pair.tokenizer, pair.thinking, pair.stop_ids)
-    asked = [
-        prompt_ids(pair, messages=[{"role": "user", "content": texts[0]}])
-        if pair.tokenizer.has_chat_template
-        else prompt_ids(pair, texts[0])
-        for texts in BUILT_IN.values()
+    mixed = chain.from_iterable(zip(*BUILT_IN.values(), strict=False))  # kind after kind
+    questions = [asked(pair, prompt) for prompt in islice(cycle(mixed), ANSWERS)]
+    answers = _sampled(pair, questions, tokens)
+    texts = [
+        Text(tuple(ids + more), max(len(ids) - BEFORE, 1))
+        for ids, more in zip(questions, answers, strict=True)
     ]
-    texts = [_continued(plain, ids, tokens, seed=0) for ids in asked]
-    start, missing = pair.tokenizer.bos_token_id, 2 * len(asked) * tokens
-    for seed in range(TRIES if start is not None else 0):
-        text = _continued(plain, [start], 2 * tokens, seed)
-        if len(text) > SHORT and missing > 0:
-            texts.append(text)
-            missing -= len(text)
+    missing = len(questions) * tokens - sum(map(len, answers))
+    start = pair.tokenizer.bos_token_id
+    if start is None or missing <= tokens:
+        return texts
+    for more in _sampled(pair, [[start]] * TRIES, 2 * tokens):
+        if len(more) >= SHORT and missing > 0:
+            texts.append(Text((start, *more), 1))
+            missing -= len(more)
     return texts
 
 
-def _continued(pair: Pair, ids: list[int], tokens: int, seed: int) -> list[int]:
-    return ids + generate(pair, ids, max_tokens=tokens, temperature=1.0, seed=seed).tokens
+def _sampled(pair: Pair, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+    """A continuation of each prompt; all at once where mlx-lm can do that for the target."""
+    try:
+        return generate_batch(pair, prompts, tokens, sampler(SEED, TEMPERATURE))
+    except UnsupportedError:
+        plain = Pair(pair.target, None, pair.tokenizer, pair.thinking, pair.stop_ids)
+        options = OptionArgs(max_tokens=tokens, temperature=TEMPERATURE)
+        return [generate(plain, ids, seed=k, **options).tokens for k, ids in enumerate(prompts)]
 
 
-def accept_length(
-    target: Target, drafter: Any, texts: list[list[int]], name: str = STATED
-) -> Trial:
-    """Expected accept length after each of the last positions of every text."""
-    values: list[float] = []
-    for ids in texts:
-        values += _by_anchor(target, drafter, ids, max(len(ids) - 2 * TOKENS, 1))
-    return Trial(name, tuple(values))
-
-
-def try_conventions(target: Target, drafter: Any, texts: list[list[int]]) -> list[Trial]:
+def try_conventions(target: Target, drafter: Any, texts: Sequence[Text]) -> list[Trial]:
     """The stated convention first, then each other one that the target's depth allows."""
-    trials = [accept_length(target, drafter, texts)]
-    for name, config in other_conventions(drafter.config):
-        other = copy.copy(drafter)  # shares every weight
-        other.config = config
-        trials.append(accept_length(target, other, texts, name))
-    return trials
+    drafters = {STATED: drafter}
+    for name, config in other_conventions(drafter.config, target.depth):
+        drafters[name] = copy.copy(drafter)  # shares every weight
+        drafters[name].config = config
+    return score(target, drafters, texts)
 
 
-def other_conventions(config: DrafterConfig) -> Iterator[tuple[str, DrafterConfig]]:
+def other_conventions(config: DrafterConfig, depth: int) -> Iterator[tuple[str, DrafterConfig]]:
     """Taps one layer earlier or later; for block drafters, prediction from the other slot."""
     for shift in (-1, 1):
         ids = tuple(i + shift for i in config.target_layer_ids)
-        if ids[0] >= -1 and ids[-1] < config.num_target_layers:
+        if ids[0] >= -1 and ids[-1] < depth:
             yield f"taps {shift:+d} layer", dataclasses.replace(config, target_layer_ids=ids)
     if config.mask_token_id is not None and config.block_size > 1:
         slot = 1 - min(config.predict_from_slot, 1)
         yield f"from slot {slot}", dataclasses.replace(config, predict_from_slot=slot)
 
 
-def verdict(trials: list[Trial]) -> str | None:
-    """A warning when another convention is certainly better than the stated one, or None."""
+def verdict(trials: Sequence[Trial]) -> str | None:
+    """A warning when another convention is certainly better than the stated one, or None.
+
+    Compared is the chance of each draft apart, added up: less noisy than accept length, in
+    which a late draft counts only where all before it are taken. Neighbouring anchors draft
+    the same tokens, so the error is that of means over blocks of them.
+    """
     stated = trials[0]
+    drafts = min(trial.chances.shape[1] for trial in trials)
+    as_stated = stated.by_block(drafts)
     for other in sorted(trials[1:], key=lambda t: -t.accept_len):
-        gains = [b - a for a, b in zip(stated.by_anchor, other.by_anchor, strict=True)]
-        error = statistics.stdev(gains) / len(gains) ** 0.5
-        if statistics.fmean(gains) > max(CERTAIN * error, MARGIN * stated.accept_len):
+        gains = other.by_block(drafts) - as_stated
+        error = gains.std(ddof=1) / len(gains) ** 0.5 if len(gains) > 1 else np.inf
+        least = max(CERTAIN * error, MARGIN * as_stated.mean())
+        if gains.mean() > least and other.accept_len > stated.accept_len:
             return (
                 f"the stated convention is probably wrong: {other.name} accepts "
                 f"{other.accept_len:.2f} tokens per round, as stated {stated.accept_len:.2f}"
@@ -115,33 +137,32 @@ def verdict(trials: list[Trial]) -> str | None:
     return None
 
 
-def _by_anchor(target: Target, drafter: Any, ids: list[int], first: int) -> list[float]:
-    tapped = target.tapped(drafter.config.target_layer_ids)
-    logits, features = tapped(mx.array(ids), target.new_cache())
-    probabilities = mx.softmax(logits.astype(mx.float32), axis=-1)  # [n, V]
-    context = drafter.start()
-    drafter.extend(context, [rows[:first] for rows in features], mx.array(ids[1 : first + 1]))
-    values = []
-    for s in range(first, len(ids)):
-        values.append(_expected(drafter, context, ids, s, probabilities))
-        mx.eval(values[-1])
-        if s + 1 < len(ids):
-            rows = [row[s : s + 1] for row in features]
-            drafter.extend(context, rows, mx.array(ids[s + 1 : s + 2]))
-    return [float(v.item()) for v in values]
+def try_parts(target: Target, source: Any, result: Any, texts: Sequence[Text]) -> list[Trial]:
+    """The source, then the source with one part at a time as conversion left it.
+
+    Parts are tried where several were changed; with one, the result itself shows it.
+    """
+    drafters, changed = {SOURCE: source}, _changed(source, result)
+    for part, names in changed.items() if len(changed) > 1 else ():
+        drafters[part] = mixed = copy.copy(source)
+        for name in names:
+            mixed[name] = result[name]
+    return score(target, drafters, texts)
 
 
-def _expected(drafter: Any, context: Any, ids: list[int], s: int, p: mx.array) -> mx.array:
-    """1 + sum over k of the chance that drafts 1..k after anchor position s are all accepted."""
-    coming = ids[s + 1 :]
-    count = min(drafter.drafts_of(drafter.block_size), len(ids) - s)
-    step = iter(range(count))
+def _changed(source: Any, result: Any) -> dict[str, list[str]]:
+    """Part -> names of its modules, for parts that were quantized or cut.
 
-    def forced(logits: mx.array) -> tuple[mx.array, mx.array]:
-        k = next(step)
-        token = coming[k] if k < len(coming) else 0
-        return drafter.row_of(token), mx.softmax(logits.astype(mx.float32), axis=-1)
-
-    q = drafter.propose(context, ids[s], drafter.block_size, count, forced).probs
-    accepted = mx.minimum(p[s : s + count], q).sum(axis=-1)  # [count]
-    return 1.0 + mx.cumprod(accepted).sum()
+    The tables of a reduced vocabulary belong together and count as one part.
+    """
+    packed = {part_of(path) for path in (result.config.quantization or {}).get("modules", ())}
+    cut = result.config.draft_vocab_size != source.config.draft_vocab_size
+    tables = {part: [name] for part, name in PARTS.items() if part in packed and name in result}
+    if cut:
+        tables.pop("head", None)
+        tables.pop("markov", None)
+        tables["vocabulary"] = [name for name in VOCABULARY if name in result]
+    if BACKBONE in packed:
+        apart = {*PARTS.values(), *VOCABULARY}
+        tables[BACKBONE] = [name for name in result if name not in apart and name[0] != "_"]
+    return tables

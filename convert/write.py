@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,38 +17,23 @@ from dspark_mlx.checkpoints import DrafterSource, open_drafter
 from dspark_mlx.config import DrafterConfig
 from dspark_mlx.convert.corpus import Corpus, Progress
 from dspark_mlx.convert.provenance import provenance
-from dspark_mlx.convert.sharing import find_copies
+from dspark_mlx.convert.result import Conversion, bytes_per_round, note_origins
 from dspark_mlx.convert.vocabulary import most_useful, reduce_vocabulary
+from dspark_mlx.drafters.packing import bits_by_part, part_of, quantize_drafter
 from dspark_mlx.drafters.weights import (
     check_draft_ids,
     check_finite,
     check_tensors,
     empty_drafter,
     parameter_shapes,
-    quantize_drafter,
 )
-from dspark_mlx.errors import CheckpointError, OptionError, UserError
-from dspark_mlx.loading import DTYPES, load_target
-from dspark_mlx.pair import check_fit
+from dspark_mlx.errors import CheckpointError, OptionError, PairError, UserError
+from dspark_mlx.fit import RECORD, check_fit, folder_strings, sample
+from dspark_mlx.loading import DTYPES, load_target, target_strings
+from dspark_mlx.sharing import find_copies
+from dspark_mlx.targets.base import Target
 
 WEIGHTS = "model.safetensors"
-
-
-@dataclass
-class Conversion:
-    """What was done. Sizes in bytes; `dropped` maps a tensor to the reason it was left out."""
-
-    output: Path
-    packaging: str
-    config: DrafterConfig
-    tensors: int = 0
-    parameters: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    dropped: dict[str, str] = field(default_factory=dict)
-    quantized: int = 0
-    unquantized: list[str] = field(default_factory=list)
-    round_bytes: tuple[int, int] = (0, 0)  # of the source, of the result (see bytes_per_round)
 
 
 def convert(
@@ -57,7 +41,7 @@ def convert(
     output: str | Path,
     *,
     target: str | Path | None = None,
-    bits: int | None = None,
+    bits: int | Mapping[str, int | None] | None = None,
     group_size: int = 64,
     dtype: str | None = None,
     share_embeddings: bool = False,
@@ -69,13 +53,13 @@ def convert(
     """Convert a drafter (hub id, table name or folder) into the folder `output`.
 
     `target` (the same kinds of name) allows dropping copies of its embedding and head, where
-    they are equal; `share_embeddings` drops them also where they are not. `bits` (4 or 8)
-    quantizes with `group_size`; `dtype` casts what stays dense. `draft_vocab` keeps so many
-    rows of head and Markov output table, the most useful by counts over `corpus` (None: the
-    built-in one). Raises a UserError for anything that is wrong with source or
-    destination; `output` appears whole or not at all.
+    they are equal; `share_embeddings` drops them also where they are not. `bits` (4 or 8, or
+    {part: 4, 8 or None}, see `drafters.packing`) quantizes with `group_size`; `dtype` casts what
+    stays dense. `draft_vocab` keeps so many rows of head and Markov output table, the most useful
+    by counts over `corpus` (None: the built-in one). Raises a UserError for anything that is
+    wrong with source or destination; `output` appears whole or not at all.
     """
-    _check_options(dtype, target, share_embeddings, draft_vocab)
+    _check_options(bits, dtype, target, share_embeddings, draft_vocab)
     output = _destination(output, overwrite)
     found = open_drafter(hub.drafter_folder(str(source)))
     _keep_apart(output, found.folder, "the source")
@@ -85,18 +69,19 @@ def convert(
         result = Conversion(output, found.packaging, found.config)
         weights_of_source = _read(found, result)
         weights, config = weights_of_source, found.config
+    strings = folder_strings(found.folder)
     if target is not None:
-        folder = hub.target_folder(str(target))
-        _keep_apart(output, folder, "the target")
-        holder = load_target(folder, str(target), lazy=True)
-        check_fit(holder, config, str(source))
+        holder, folder = _target(target, output)
+        theirs = target_strings(folder)
+        check_fit(holder, config, str(source), tokens=lambda: theirs, drafted=strings)
+        strings = strings or theirs
         if draft_vocab is not None:
-            ids = most_useful(folder, config.vocab_size, draft_vocab, corpus or Corpus(), progress)
+            shared = min(config.vocab_size, holder.vocab_size)
+            ids = most_useful(folder, shared, draft_vocab, corpus or Corpus(), progress)
             weights, config = reduce_vocabulary(weights, config, ids, holder)
-        result.dropped = find_copies(weights, holder, share_embeddings)
-    config = _without(config, result.dropped)
+        weights, config = _drop_copies(weights, config, holder, share_embeddings, result)
     drafter = empty_drafter(config)
-    drafter.load_weights([(k, v) for k, v in weights.items() if k not in result.dropped])
+    drafter.load_weights(list(weights.items()))
     if dtype is not None:
         drafter.set_dtype(DTYPES[dtype])
         check_finite(dict(tree_flatten(drafter.parameters())), f"{found.folder} as {dtype}")
@@ -106,16 +91,20 @@ def convert(
         bytes_per_round(weights_of_source, found.config),
         bytes_per_round(dict(tree_flatten(drafter.parameters())), config),
     )
-    result.config = dataclasses.replace(
-        config, dtype=_dtype_of(drafter), source=provenance(found, str(source))
-    )
+    origin = provenance(found, str(source)) | ({RECORD: sample(strings)} if strings else {})
+    result.config = dataclasses.replace(config, dtype=_dtype_of(drafter), source=origin)
     _write(drafter, overwrite, result)
     return result
 
 
 def _check_options(
-    dtype: str | None, target: str | Path | None, share: bool, draft_vocab: int | None
+    bits: int | Mapping[str, int | None] | None,
+    dtype: str | None,
+    target: str | Path | None,
+    share: bool,
+    draft_vocab: int | None,
 ) -> None:
+    bits_by_part(bits)
     if dtype is not None and dtype not in DTYPES:
         raise OptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     if share and target is None:
@@ -124,18 +113,33 @@ def _check_options(
         raise OptionError("a reduced draft vocabulary needs the target's tokenizer (--target)")
 
 
-def bytes_per_round(weights: Mapping[str, mx.array], config: DrafterConfig) -> int:
-    """Bytes of a drafter's own weights that one full block reads.
+def _target(name: str | Path, output: Path) -> tuple[Target, Path]:
+    """The named target, its weights left on disk, and its folder."""
+    folder = hub.target_folder(str(name))
+    _keep_apart(output, folder, "the target")
+    return load_target(folder, str(name), lazy=True), folder
 
-    Embedding tables are read by the row; the Markov output table once per draft.
-    """
-    drafts = config.block_size - config.predict_from_slot
-    total = 0
-    for name, value in weights.items():
-        if name.startswith(("embed_tokens", "markov_head.markov_w1")):
-            continue
-        total += value.nbytes * (drafts if name.startswith("markov_head") else 1)
-    return total
+
+def _drop_copies(
+    weights: Mapping[str, mx.array],
+    config: DrafterConfig,
+    target: Target,
+    share: bool,
+    result: Conversion,
+) -> tuple[dict[str, mx.array], DrafterConfig]:
+    """Weights and config without the tables that the target holds; they are noted as dropped."""
+    copies = find_copies(weights, target, share)
+    result.dropped |= copies
+    embeddings = "target" if "embed_tokens.weight" in copies else config.embeddings
+    head = "target" if "lm_head.weight" in copies else config.head
+    mask = config.mask_token_id
+    if embeddings == "target" and mask is not None and mask >= target.vocab_size:
+        raise PairError(
+            f"mask token {mask} has no row in {target.name}, whose embedding has "
+            f"{target.vocab_size}; keep the drafter's own (no --share-embeddings)"
+        )
+    kept = {name: value for name, value in weights.items() if name not in copies}
+    return kept, dataclasses.replace(config, embeddings=embeddings, head=head)
 
 
 def _destination(output: str | Path, overwrite: bool) -> Path:
@@ -163,24 +167,23 @@ def _read(found: DrafterSource, result: Conversion) -> dict[str, mx.array]:
     weights = {key: found.tensors.read(key) for key in found.tensors.infos}
     check_finite(weights, where)
     check_draft_ids(weights, found.config.vocab_size, where)
+    note_origins(found, result)
     result.bytes_read = sum(value.nbytes for value in weights.values())
     return weights
 
 
 def _quantize(
-    drafter: Any, config: DrafterConfig, bits: int, group_size: int, result: Conversion
+    drafter: Any,
+    config: DrafterConfig,
+    bits: int | Mapping[str, int | None],
+    group_size: int,
+    result: Conversion,
 ) -> DrafterConfig:
     dense = set(parameter_shapes(drafter))
     settings = quantize_drafter(drafter, bits, group_size)
-    result.quantized = len(settings["modules"])
+    result.quantized = {part_of(path): bits for path, bits in settings["modules"].items()}
     result.unquantized = _left_dense(drafter, dense)
     return dataclasses.replace(config, quantization=settings)
-
-
-def _without(config: DrafterConfig, dropped: dict[str, str]) -> DrafterConfig:
-    embeddings = "target" if "embed_tokens.weight" in dropped else config.embeddings
-    head = "target" if "lm_head.weight" in dropped else config.head
-    return dataclasses.replace(config, embeddings=embeddings, head=head)
 
 
 def _left_dense(drafter: Any, dense: set[str]) -> list[str]:

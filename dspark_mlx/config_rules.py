@@ -144,6 +144,11 @@ def _wrong_heads(c: DrafterConfig) -> str | None:
     scale = c.confidence_temperatures
     if scale is not None and not (isinstance(scale, tuple) and all(map(is_positive, scale))):
         return f"confidence_temperatures is {short(scale)}, expected a list of positive numbers"
+    if scale is not None and c.confidence is None:
+        return "confidence_temperatures without a confidence head"
+    drafts = c.block_size - c.predict_from_slot
+    if scale is not None and len(scale) != drafts:
+        return f"confidence_temperatures has {len(scale)} numbers for {drafts} drafts"
     return None
 
 

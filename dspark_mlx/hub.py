@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import list_repo_files, snapshot_download
 from huggingface_hub.constants import HF_HUB_OFFLINE
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -19,7 +19,8 @@ from .errors import CheckpointError, FetchError
 from .registry import MODELS, Entry, Progress, entry_of
 
 TARGET_FILES = ("*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja")
-DRAFTER_FILES = ("*.json", "*.safetensors", "*.bin", "*.pt")
+DRAFTER_FILES = ("*.json", "*.safetensors", "*.bin", "*.pt")  # GGUF: see _gguf_of
+GGUF = ".gguf"
 
 
 def target_folder(name: str, progress: Progress | None = None) -> Path:
@@ -31,9 +32,17 @@ def target_folder(name: str, progress: Progress | None = None) -> Path:
 
 
 def drafter_folder(name: str) -> Path:
-    """Local folder (or file) of a drafter: a table name, a folder, or a hub id."""
-    entry = MODELS.get(name)
-    return table_drafter(entry) if entry else _folder(name, DRAFTER_FILES)
+    """Local folder (or file) of a drafter: a table name, a folder, or a hub id.
+
+    A hub id may go on to one GGUF file: owner/name/file.gguf.
+    """
+    if entry := MODELS.get(name):
+        return table_drafter(entry)
+    owner, _, rest = name.partition("/")
+    repo, _, file = rest.partition("/")
+    if file.endswith(GGUF) and owner.strip(".~") and repo and not _existing(name):
+        return _hub_file(f"{owner}/{repo}", file)
+    return _folder(name, DRAFTER_FILES)
 
 
 def table_drafter(entry: Entry) -> Path:
@@ -61,9 +70,12 @@ def cached(repo: str) -> Path | None:
 
 
 def complete(folder: Path) -> bool:
-    """Whether a folder has a config and all its weights: a broken-off download has not."""
+    """Whether a folder has a config and all its weights: a broken-off download has not.
+
+    One GGUF file alone is both.
+    """
     if not (folder / "config.json").exists():
-        return False
+        return len(list(folder.glob(f"*{GGUF}"))) == 1
     if (folder / "model.safetensors").exists():
         return True
     indexes = list(folder.glob("*.index.json"))
@@ -102,11 +114,20 @@ def _existing(name: str) -> Path | None:
         return None
 
 
-def _snapshot(repo: str, patterns: tuple[str, ...]) -> Path:
+def _hub_file(repo: str, file: str) -> Path:
+    """One file of a repository."""
+    path = _snapshot(repo, (file,), file) / file
+    if not path.is_file():
+        raise FetchError(f"{repo} has no file {file} (or it is not in the hub cache)")
+    return path
+
+
+def _snapshot(repo: str, patterns: tuple[str, ...], file: str | None = None) -> Path:
     """The hub cache first, without any network; then the hub itself."""
     try:
         found = Path(snapshot_download(repo, allow_patterns=list(patterns), local_files_only=True))
-        if complete(found) or HF_HUB_OFFLINE:
+        whole = complete(found) if file is None else (found / file).is_file()
+        if whole or HF_HUB_OFFLINE:
             return found
     except LocalEntryNotFoundError as error:
         if HF_HUB_OFFLINE:
@@ -116,8 +137,15 @@ def _snapshot(repo: str, patterns: tuple[str, ...]) -> Path:
             ) from error
     except HFValidationError as error:
         raise CheckpointError(f"{repo!r} is not a valid hub id: {error}") from error
+    return _fetched(repo, patterns)
+
+
+def _fetched(repo: str, patterns: tuple[str, ...]) -> Path:
     try:
-        return Path(snapshot_download(repo, allow_patterns=list(patterns)))
+        folder = Path(snapshot_download(repo, allow_patterns=list(patterns)))
+        if patterns == DRAFTER_FILES and not (folder / "config.json").exists():
+            folder = _gguf_of(repo) or folder
+        return folder
     except GatedRepoError as error:
         raise FetchError(
             f"{repo} asks for a login; accept its terms on the hub, then run `hf auth login`"
@@ -129,3 +157,16 @@ def _snapshot(repo: str, patterns: tuple[str, ...]) -> Path:
         raise FetchError(
             f"could not fetch {repo} from the hub ({reason}); check the network, or give a folder"
         ) from error
+
+
+def _gguf_of(repo: str) -> Path | None:
+    """The one GGUF file of a repository that has no config; None where it has none.
+
+    Of several, in as many precisions, nobody wants all: the user has to choose.
+    """
+    files = [name for name in list_repo_files(repo) if name.endswith(GGUF)]
+    if len(files) > 1:
+        raise CheckpointError(
+            f"{repo} has several GGUF files: {', '.join(files)}; name one ({repo}/{files[0]})"
+        )
+    return Path(snapshot_download(repo, allow_patterns=files)) / files[0] if files else None

@@ -16,10 +16,13 @@ from . import blas, hub
 from .cache import KVQuantization
 from .checkpoints import DrafterSource, open_drafter
 from .checkpoints.source import read_config
-from .drafters.weights import BITS, load_drafter
+from .drafters.packing import BITS
+from .drafters.weights import load_drafter
 from .errors import CheckpointError, OptionError
-from .pair import Pair, check_fit
+from .fit import Strings, check_fit, folder_strings, tokenizer_strings
+from .pair import Pair
 from .registry import Progress, entry_of
+from .sharing import share_tables
 from .sync import settle
 from .targets.base import Target
 
@@ -70,7 +73,7 @@ def load(
     model = load_target(folder, name, dequantize=plan.dequantize, dtype=plan.dtype, kv=kv)
     tokenizer, stops = load_tokenizer(folder)
     entry = entry_of(name)
-    draft = None if source is None else _load_beside(model, source, plan)
+    draft = None if source is None else _load_beside(model, tokenizer, source, plan)
     return Pair(model, draft, tokenizer, entry.thinking if entry else None, stops)
 
 
@@ -80,17 +83,42 @@ def with_drafter(pair: Pair, drafter: str | Path) -> Pair:
     Raises what `load` raises for a drafter.
     """
     source = open_drafter(hub.drafter_folder(str(drafter)))
-    return dataclasses.replace(pair, drafter=_load_beside(pair.target, source, _Plan(None, None)))
+    loaded = _load_beside(pair.target, pair.tokenizer, source, _Plan(None, None))
+    return dataclasses.replace(pair, drafter=loaded)
 
 
-def _load_beside(target: Target, source: DrafterSource, plan: _Plan) -> Any:
-    check_fit(target, source.config, str(source.folder))
+def _load_beside(target: Target, tokenizer: Any, source: DrafterSource, plan: _Plan) -> Any:
+    check_fit(
+        target,
+        source.config,
+        str(source.folder),
+        tokens=lambda: tokenizer_strings(tokenizer),
+        drafted=folder_strings(source.folder),
+    )
     with source.tensors:
         drafter = load_drafter(
             source, bits=plan.bits, dequantize=plan.dequantize or bool(plan.bits), dtype=plan.dtype
         )
     drafter.bind(target)
+    share_tables(drafter, target)
+    if drafter.dtype == mx.float16:
+        _check_range(target, drafter, str(source.folder))
     return drafter
+
+
+def _check_range(target: Target, drafter: Any, where: str) -> None:
+    """Raise CheckpointError where hidden states pass float16's largest number, 65504.
+
+    Nothing else would show it: drafts of NaN are all rejected, and the text stays right.
+    """
+    ids, context = mx.arange(min(8, target.vocab_size)), drafter.start()
+    _, features = target.tapped(drafter.config.target_layer_ids)(ids, target.new_cache())
+    drafter.extend(context, features, ids)
+    rows = drafter.forced_rows(context, [0], 1)
+    if not mx.all(mx.isfinite(rows)).item():
+        raise CheckpointError(
+            f"{where}: its hidden states overflow float16; load it as bfloat16 or float32 (--dtype)"
+        )
 
 
 def load_target(
@@ -180,6 +208,11 @@ def load_tokenizer(folder: Path) -> tuple[Any, frozenset[int]]:
     except FOREIGN as error:
         raise CheckpointError(f"{folder}: no usable tokenizer: {_reason(error)}") from error
     return tokenizer, frozenset(tokenizer.eos_token_ids)
+
+
+def target_strings(folder: Path) -> Strings | None:
+    """Token strings of a target's folder, by whatever tokenizer files it has."""
+    return folder_strings(folder) or tokenizer_strings(load_tokenizer(folder)[0])
 
 
 def _reason(error: Exception) -> str:

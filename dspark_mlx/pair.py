@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from .config import DrafterConfig
 from .drafters.base import Drafter
-from .errors import CheckpointError, PairError
+from .fit import check_fit, tokenizer_strings
 from .targets.base import Target
 from .targets.tapped import Tapped
 
@@ -31,71 +30,9 @@ class Pair:
     def __post_init__(self) -> None:
         ids = () if self.drafter is None else self.drafter.config.target_layer_ids
         if self.drafter is not None:
-            check_fit(self.target, self.drafter.config)
+            check_fit(
+                self.target,
+                self.drafter.config,
+                tokens=lambda: tokenizer_strings(self.tokenizer),
+            )
         object.__setattr__(self, "tapped", self.target.tapped(ids))
-
-
-class Shape(Protocol):
-    """What has to be known of a target to say whether a drafter fits."""
-
-    @property
-    def name(self) -> str:
-        """What to call it in an error."""
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the residual stream."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the output head."""
-
-    @property
-    def depth(self) -> int:
-        """Number of decoder layers."""
-
-
-@dataclass(frozen=True)
-class ConfigShape:
-    """A target's shape by its config.json alone, no weights loaded."""
-
-    name: str
-    hidden_size: int
-    vocab_size: int
-    depth: int
-
-    @classmethod
-    def of(cls, config: dict[str, Any], name: str) -> ConfigShape:
-        """Read a target's config; CheckpointError names a size that is not there."""
-        text = config.get("text_config") or config
-        sizes = {}
-        for key in ("hidden_size", "vocab_size", "num_hidden_layers"):
-            value = text.get(key, config.get(key))
-            if type(value) is not int:
-                raise CheckpointError(f"{name}: config.json has no {key}; is this a target?")
-            sizes[key] = value
-        return cls(name, sizes["hidden_size"], sizes["vocab_size"], sizes["num_hidden_layers"])
-
-
-def check_fit(target: Shape, drafter: DrafterConfig, name: str = "the drafter") -> None:
-    """Raise PairError naming every value in which target and drafter disagree."""
-    name = drafter.source.get("name", name) if name == "the drafter" else name
-    wrong = [
-        f"{what} {theirs} in the target, {ours} in the drafter"
-        for what, theirs, ours in (
-            ("hidden size", target.hidden_size, drafter.hidden_size),
-            ("vocabulary", target.vocab_size, drafter.vocab_size),
-            ("number of target layers", target.depth, drafter.num_target_layers),
-        )
-        if ours not in (theirs, None)
-    ]
-    deepest = max(drafter.target_layer_ids)
-    if deepest >= target.depth:
-        wrong.append(f"tapped layer {deepest} of a target with {target.depth} layers")
-    if drafter.mask_token_id is not None and drafter.mask_token_id >= target.vocab_size:
-        wrong.append(
-            f"mask token {drafter.mask_token_id} beyond the target's vocabulary of "
-            f"{target.vocab_size}"
-        )
-    if wrong:
-        raise PairError(f"{target.name} and {name} do not fit: {'; '.join(wrong)}")

@@ -5,6 +5,11 @@ from __future__ import annotations
 from .stats import Stats
 
 BAR = 24
+ENOUGH, FLOOR = 20, 0.1  # rounds, and the share of first drafts that a working pair accepts
+UNUSABLE = (
+    "warning     hardly any draft is accepted: a drafter for another target or precision, or taps "
+    "and slots misread; `dspark-mlx inspect --target` and `convert --target` tell which"
+)
 
 
 def summary(stats: Stats, reason: str) -> str:
@@ -20,6 +25,8 @@ def summary(stats: Stats, reason: str) -> str:
             f"{stats.proposed} drafted, {stats.verified} verified, {stats.accepted} accepted"
         )
         lines += _bars(stats)
+        if stats.judged_at[0] >= ENOUGH and stats.acceptance[0] < FLOOR:
+            lines.append(UNUSABLE)
     elif stats.rounds:
         lines.append("accepted    nothing was drafted (plain decoding)")
     if stats.stood_down:

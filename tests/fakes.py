@@ -61,7 +61,7 @@ def seeded_weights(module: nn.Module, seed: int, gains: dict[str, float] | None 
 
     def weight(path, old):
         if old.ndim < 2:
-            return mx.ones_like(old) if "norm" in path else mx.zeros_like(old)
+            return (mx.ones_like if "norm" in path or "scalar" in path else mx.zeros_like)(old)
         gain = next((g for name, g in (gains or {}).items() if name in path), 1.0)
         values = numbers.standard_normal(old.shape) * gain / old.shape[-1] ** 0.5
         return mx.array(values.astype(np.float32))

@@ -38,6 +38,8 @@ class Facts:
     before_residual: bool = False
     feature_norm: str | None = None
     output_normed: bool = False
+    gemma: bool = False  # values are keys, scale 1, norms behind both halves, scaled output
+    partial: float = 1.0  # share of the pairs that are rotated
 
 
 def rms(x, weight, eps):
@@ -54,6 +56,7 @@ def rotate(row, position, facts):
     half, out = size // 2, row.copy()
     for i in range(half):
         frequency, scale = angle(i, size, facts)
+        frequency = 0.0 if i >= int(facts.partial * half) else frequency
         c, s = math.cos(position * frequency) * scale, math.sin(position * frequency) * scale
         a, b = (2 * i, 2 * i + 1) if facts.interleaved else (i, i + half)
         out[a], out[b] = row[a] * c - row[b] * s, row[a] * s + row[b] * c
@@ -120,9 +123,13 @@ def heads_of(rows, weight, norm, number, facts):
     return split if norm is None else rms(split, norm, facts.eps)
 
 
-def mlp(x, w, at):
+def gelu(x):
+    return 0.5 * x * (1.0 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def mlp(x, w, at, bend=silu):
     gate, up = x @ w[f"{at}.mlp.gate_proj.weight"].T, x @ w[f"{at}.mlp.up_proj.weight"].T
-    return (silu(gate) * up) @ w[f"{at}.mlp.down_proj.weight"].T
+    return (bend(gate) * up) @ w[f"{at}.mlp.down_proj.weight"].T
 
 
 def block_rows(w, facts, features, anchor):
@@ -216,13 +223,23 @@ def draft_eagle3(w, facts, features, following, count):
 
 def eagle3_layer(w, facts, tokens, hidden):
     at, eps, n = "layers.0", facts.eps, len(tokens)
-    e = rms(w["embed_tokens.weight"][tokens], w[f"{at}.input_layernorm.weight"], eps)
+    e = rms(
+        w["embed_tokens.weight"][tokens] * facts.embedding_scale,
+        w[f"{at}.input_layernorm.weight"],
+        eps,
+    )
     g = rms(hidden, w[f"{at}.hidden_norm.weight"], eps)
     u = np.concatenate([e, g], axis=-1)
     norms = [w[f"{at}.self_attn.{x}_norm.weight"] if facts.norms_qk else None for x in "qk"]
     q = heads_of(u, w[f"{at}.self_attn.q_proj.weight"], norms[0], facts.heads, facts)
     k = heads_of(u, w[f"{at}.self_attn.k_proj.weight"], norms[1], facts.kv_heads, facts)
-    v = heads_of(u, w[f"{at}.self_attn.v_proj.weight"], None, facts.kv_heads, facts)
+    if facts.gemma:
+        v = rms(
+            heads_of(u, w[f"{at}.self_attn.k_proj.weight"], None, facts.kv_heads, facts), 1.0, eps
+        )
+        q = q * facts.dim**0.5  # undoes what `attend` divides by
+    else:
+        v = heads_of(u, w[f"{at}.self_attn.v_proj.weight"], None, facts.kv_heads, facts)
     q = np.array([[rotate(q[p, h], p, facts) for h in range(facts.heads)] for p in range(n)])
     k = np.array([[rotate(k[p, h], p, facts) for h in range(facts.kv_heads)] for p in range(n)])
 
@@ -230,5 +247,11 @@ def eagle3_layer(w, facts, tokens, hidden):
         return key <= row and (facts.window is None or row - key < facts.window)
 
     out = attend(q, k, v, sees).reshape(n, -1) @ w[f"{at}.self_attn.o_proj.weight"].T
+    if facts.gemma:
+        norms = {x: w[f"{at}.{x}_layernorm.weight"] for x in (
+            "post_attention", "pre_feedforward", "post_feedforward")}  # fmt: skip
+        x = hidden + rms(out, norms["post_attention"], eps)
+        fed = mlp(rms(x, norms["pre_feedforward"], eps), w, at, gelu)
+        return (x + rms(fed, norms["post_feedforward"], eps)) * w[f"{at}.layer_scalar"]
     x = (g if facts.before_residual else hidden) + out
     return x + mlp(rms(x, w[f"{at}.post_attention_layernorm.weight"], eps), w, at)

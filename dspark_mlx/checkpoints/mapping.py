@@ -47,6 +47,24 @@ class MappedTensors:
         """All files that hold weights."""
         return self._inner.files
 
+    @property
+    def stored(self) -> frozenset[str]:
+        """Names of all tensors in the files."""
+        inner = self._inner
+        return inner.stored if isinstance(inner, MappedTensors) else frozenset(inner.infos)
+
+    @property
+    def origins(self) -> dict[str, tuple[str, ...]]:
+        """Our name -> the stored tensors that it is made of."""
+        inner = self._inner
+        before = inner.origins if isinstance(inner, MappedTensors) else {}
+        return {
+            name: tuple(
+                stored for source in made.sources for stored in before.get(source, (source,))
+            )
+            for name, made in self._made.items()
+        }
+
     def read(self, name: str) -> mx.array:
         """Make one tensor, shape and dtype as in `infos`; CheckpointError for an unknown name."""
         if name not in self._made:

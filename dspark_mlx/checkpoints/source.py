@@ -114,14 +114,20 @@ def _describe(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _lone_gguf(folder: Path) -> Path | None:
-    """The one GGUF file that `folder` is, or holds without any config.json."""
+    """The one GGUF file that `folder` is, or holds without any config.json.
+
+    Raises CheckpointError where it holds several.
+    """
     try:
         alone = folder.is_dir() and not (folder / "config.json").exists()
         files = sorted(folder.glob("*.gguf")) if alone else [folder]
-        only = files[0] if len(files) == 1 else None
-        return only if only is not None and only.suffix == ".gguf" and only.is_file() else None
+        files = [path for path in files if path.suffix == ".gguf" and path.is_file()]
     except OSError:  # no access: whoever reads the config says so
         return None
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files[:8]) + (", ..." if len(files) > 8 else "")
+        raise CheckpointError(f"{folder} holds several GGUF files: {names}; name one of them")
+    return files[0] if files else None
 
 
 def read_config(folder: Path) -> dict[str, Any]:

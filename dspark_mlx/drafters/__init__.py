@@ -16,6 +16,7 @@ KINDS = {
     ("dspark", "gemma4"): "dspark:DSpark",
     ("eagle3", "qwen3"): "eagle3:Eagle3",
     ("eagle3", "llama"): "eagle3:Eagle3",
+    ("eagle3", "gemma4"): "eagle3:Eagle3",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -106,3 +106,18 @@ class Drafter(Protocol):
 
     def drafts_of(self, slots: int) -> int:
         """How many drafts a block of `slots` slots gives."""
+
+    def forced_rows(self, context: Any, tokens: Sequence[int], count: int) -> mx.array:
+        """Hidden rows [count, d] of a full block whose drafts are given: anchor, then drafts.
+
+        What `propose` would compute if `pick` gave those tokens, head apart. Lazy.
+        """
+
+    def forced_logits(self, hidden: mx.array, previous: mx.array) -> mx.array:
+        """Logits [a, n, draftable] of `forced_rows` of a blocks [a, n, d].
+
+        `previous` [a, n] holds the token before each draft. Lazy.
+        """
+
+    def over_drafted(self, probs: mx.array) -> mx.array:
+        """The columns of a target's distributions [..., V] that `forced_logits` has."""

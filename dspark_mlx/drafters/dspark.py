@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -122,13 +122,30 @@ class DSpark(TableUser):
         for k in range(block.hidden.shape[0]):
             logits = block.logits[k : k + 1]
             if head:
-                embedded.append(head.embed(previous))
+                embedded.append(head.embed(self.known(previous)))
                 bias, state = head.bias(state, embedded[-1], block.hidden[k : k + 1])
-                logits = logits + bias
+                logits = logits + self.draftable(bias)
             previous, q = self.to_target(*pick(logits))
             tokens.append(previous)
             probs.append(q)
         return Proposal.of(tokens, probs, self.confidence(block.hidden, embedded))
+
+    def forced_rows(self, context: BlockContext, tokens: Sequence[int], count: int) -> mx.array:
+        """See Drafter.forced_rows; a block's rows do not depend on its drafts."""
+        return self.run_block(context, tokens[0], self.block_size, count).hidden
+
+    def forced_logits(self, hidden: mx.array, previous: mx.array) -> mx.array:
+        """See Drafter.forced_logits."""
+        blocks, count, width = hidden.shape
+        base = self.logits(hidden.reshape(-1, width)).reshape(blocks, count, -1)
+        if (head := self.get("markov_head")) is None:
+            return base
+        state, biases = head.start(), []
+        for k in range(count):
+            embedded = head.embed(self.known(previous[:, k]))
+            bias, state = head.bias(state, embedded, hidden[:, k])
+            biases.append(self.draftable(bias))
+        return base + mx.stack(biases, axis=1)
 
     def confidence(self, hidden: mx.array, embedded: list[mx.array]) -> mx.array | None:
         """Confidence logits [n], or None without a confidence head."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attenti
 from dspark_mlx.config import DrafterConfig
 from dspark_mlx.errors import UnsupportedError
 
+from . import gemma4
 from .base import Pick, Proposal
 from .context import Context, ContextCache, smallest
 from .qwen3 import MLP, rope_of
@@ -58,14 +60,12 @@ class Attention(nn.Module):
         def heads(x: mx.array, number: int) -> mx.array:
             return x.reshape(1, count, number, -1)
 
-        queries, keys = (
-            heads(self.q_proj(rows), self.heads),
-            heads(self.k_proj(rows), self.kv_heads),
-        )
+        queries = heads(self.q_proj(rows), self.heads)
+        keys = raw = heads(self.k_proj(rows), self.kv_heads)
+        values = self.values(rows, raw).transpose(0, 2, 1, 3)
         if "q_norm" in self:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
         queries, keys = queries.transpose(0, 2, 1, 3), keys.transpose(0, 2, 1, 3)
-        values = heads(self.v_proj(rows), self.kv_heads).transpose(0, 2, 1, 3)
         keys, values = cache.update_and_fetch(self.rope(keys, offset=offset), values)
         out = scaled_dot_product_attention(
             self.rope(queries, offset=offset),
@@ -76,6 +76,27 @@ class Attention(nn.Module):
             mask=mask,
         )
         return self.o_proj(out.transpose(0, 2, 1, 3).reshape(1, count, -1))
+
+    def values(self, rows: mx.array, raw_keys: mx.array) -> mx.array:
+        """Values [1, n, kv_heads, head_dim], of the same rows as `raw_keys` (same shape)."""
+        return self.v_proj(rows).reshape(raw_keys.shape)
+
+
+class GemmaAttention(Attention):
+    """Scale 1, weightless norm on values, which may be the raw keys."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
+        self.scale = 1.0
+        self.eps = config.rms_norm_eps
+        self.shared_values = config.values_are_keys
+        if self.shared_values:
+            del self.v_proj
+
+    def values(self, rows: mx.array, raw_keys: mx.array) -> mx.array:
+        """Keys before norm and rotation, or values of their own; normed."""
+        raw = raw_keys if self.shared_values else super().values(rows, raw_keys)
+        return mx.fast.rms_norm(raw, None, self.eps)
 
 
 class Layer(nn.Module):
@@ -97,6 +118,33 @@ class Layer(nn.Module):
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
+class GemmaLayer(Layer):
+    """Gemma4's form: norms behind both halves, too; the output is scaled by a stored scalar."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
+        self.self_attn = GemmaAttention(config)
+        self.mlp = gemma4.MLP(config)
+        for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
+            setattr(self, name, nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps))
+        self.layer_scalar = mx.ones((1,))
+
+    def __call__(self, embedded: mx.array, hidden: mx.array, cache: ContextCache) -> mx.array:
+        """Rows e and g, [1, n, d] each -> [1, n, d]."""
+        both = mx.concatenate([self.input_layernorm(embedded), self.hidden_norm(hidden)], axis=-1)
+        hidden = hidden + self.post_attention_layernorm(self.self_attn(both, cache))
+        fed = self.mlp(self.pre_feedforward_layernorm(hidden))
+        return (hidden + self.post_feedforward_layernorm(fed)) * self.layer_scalar
+
+
+# backbone form -> its layer
+LAYERS: dict[str, Callable[[DrafterConfig], Layer]] = {
+    "qwen3": Layer,
+    "llama": Layer,
+    "gemma4": GemmaLayer,
+}
+
+
 class Eagle3(TableUser):
     """An Eagle3 drafter. A row pairs position i's features with token i + 1."""
 
@@ -110,7 +158,7 @@ class Eagle3(TableUser):
         width = config.hidden_size
         taps, eps = len(config.target_layer_ids), config.rms_norm_eps
         self.fc = nn.Linear(taps * width, width, bias=False)
-        self.layers = [Layer(config)]
+        self.layers = [LAYERS[config.backbone](config)]
         if config.feature_norm == "joint":
             self.input_norm = nn.RMSNorm(taps * width, eps=eps)
         elif config.feature_norm == "each":
@@ -151,16 +199,44 @@ class Eagle3(TableUser):
         self, context: StepContext, anchor: int, slots: int, count: int, pick: Pick
     ) -> Proposal:
         """See Drafter.propose; the anchor is already in the context's newest row."""
-        assert context.newest is not None
-        hidden: Any = context.newest
-        cache, tokens, probs = context.cache, [], []
-        for k in range(count):
-            normed = self.norm(hidden)
+        tokens: list[mx.array] = []
+        probs: list[mx.array | None] = []
+
+        def draw(normed: mx.array) -> mx.array:
             token, q = self.to_target(*pick(self.logits(normed)))
             tokens.append(token)
             probs.append(q)
+            return token
+
+        self._steps(context, count, draw)
+        return Proposal.of(tokens, probs)
+
+    def forced_rows(self, context: StepContext, tokens: Sequence[int], count: int) -> mx.array:
+        """See Drafter.forced_rows."""
+        rows: list[mx.array] = []
+
+        def given(normed: mx.array) -> mx.array:
+            rows.append(normed)
+            return mx.array([tokens[len(rows)]]) if len(rows) < len(tokens) else mx.array([0])
+
+        self._steps(context, count, given)
+        return mx.concatenate(rows)
+
+    def forced_logits(self, hidden: mx.array, previous: mx.array) -> mx.array:
+        """See Drafter.forced_logits; what came before is in the rows already."""
+        return self.logits(hidden.reshape(-1, hidden.shape[-1])).reshape(*hidden.shape[:2], -1)
+
+    def _steps(
+        self, context: StepContext, count: int, token_of: Callable[[mx.array], mx.array]
+    ) -> None:
+        """Run the layer on its own output; `token_of` takes a row [1, d] to its token [1]."""
+        assert context.newest is not None
+        hidden: Any = context.newest
+        cache = context.cache
+        for k in range(count):
+            normed = self.norm(hidden)
+            token = token_of(normed)
             if k + 1 < count:
                 handed = normed if self.config.norm_output else hidden
                 hidden = self.layers[0](self.embed(token)[None], handed[None], cache)[0]
         cache.cut(context.length)
-        return Proposal.of(tokens, probs)

@@ -1,4 +1,4 @@
-"""Drafter modules with their weights: checked by name, shape and finiteness; quantized."""
+"""Drafter modules with their weights: checked by name, shape and finiteness."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from mlx_lm.utils import dequantize_model
 from dspark_mlx.checkpoints import DrafterSource
 from dspark_mlx.checkpoints.tensors import TensorInfo
 from dspark_mlx.config import DrafterConfig
-from dspark_mlx.config_rules import GROUP_SIZES
-from dspark_mlx.errors import CheckpointError, OptionError
+from dspark_mlx.errors import CheckpointError
 from dspark_mlx.sync import settle
 
 from . import build_drafter
+from .packing import lay_out_packed, quantize_drafter
 
-BITS = (4, 8)
 FLOATS = ("F32", "BF16", "F16")
 INTEGERS = {"draft_ids": ("I32", "U32", "I64")}
 
@@ -58,43 +57,8 @@ def empty_drafter(config: DrafterConfig) -> Any:
     """A drafter of the config's shape whose weights were never computed (quantized as stated)."""
     drafter = build_drafter(config)
     if config.quantization:
-        group_size, modules = config.quantization["group_size"], config.quantization["modules"]
-
-        def settings_of(path: str, module: nn.Module) -> dict[str, int] | bool:
-            return path in modules and {"group_size": group_size, "bits": modules[path]}
-
-        try:
-            nn.quantize(drafter, class_predicate=settings_of)
-        except ValueError as error:
-            raise CheckpointError(f"the config's quantization does not fit: {error}") from error
+        lay_out_packed(drafter, config.quantization)
     return drafter
-
-
-def quantize_drafter(
-    drafter: Any,
-    bits: int,
-    group_size: int,
-) -> dict[str, Any]:
-    """Quantize every matrix whose width allows it; return the config's `quantization` entry.
-
-    The entry is {"group_size": n, "modules": {path: bits}}. The confidence head is never
-    quantized: it is one row.
-    """
-    if bits not in BITS:
-        raise OptionError(f"a drafter can be quantized to 4 or 8 bits, not {bits!r}")
-    if group_size not in GROUP_SIZES:
-        raise OptionError(f"the group size must be 32, 64 or 128, not {group_size!r}")
-    modules: dict[str, int] = {}
-
-    def settings_of(path: str, module: nn.Module) -> dict[str, int] | bool:
-        fits = hasattr(module, "to_quantized") and module.weight.shape[-1] % group_size == 0
-        if not fits or path.startswith("confidence_head"):
-            return False
-        modules[path] = bits
-        return {"group_size": group_size, "bits": modules[path]}
-
-    nn.quantize(drafter, class_predicate=settings_of)
-    return {"group_size": group_size, "modules": modules}
 
 
 def parameter_shapes(drafter: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 
 class SequentialHead(Protocol):
-    """A bias on a position's base logits, from the token before it."""
+    """A bias on a position's base logits, from the token before it; for one row, or for several."""
 
     def start(self) -> Any:
         """The state before the first position of a block."""

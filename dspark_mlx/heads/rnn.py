@@ -25,6 +25,7 @@ class RnnHead(VanillaHead):
 
     def bias(self, state: Any, embedded: mx.array, hidden: mx.array) -> tuple[mx.array, Any]:
         """B_k [1, V] from the state before this position, and the state after it."""
+        state = mx.broadcast_to(state, embedded.shape)
         features = mx.concatenate([state.astype(embedded.dtype), embedded, hidden], axis=-1)
         gate, candidate, output = mx.split(self.joint_proj(features), 3, axis=-1)
         keep = mx.sigmoid(gate)

@@ -13,7 +13,8 @@ from dspark_mlx import __version__, generate, load
 from dspark_mlx.checkpoints import open_drafter
 from dspark_mlx.config import DrafterConfig
 from dspark_mlx.convert import convert
-from dspark_mlx.drafters.weights import load_drafter, quantize_drafter
+from dspark_mlx.drafters.packing import quantize_drafter
+from dspark_mlx.drafters.weights import load_drafter
 from dspark_mlx.errors import OptionError
 
 from ..tools import (
@@ -41,6 +42,11 @@ def quantized_layers(drafter):
     """Path -> (bits, group size) of every module that holds packed weights."""
     kinds = (nn.QuantizedLinear, nn.QuantizedEmbedding)
     return {p: (m.bits, m.group_size) for p, m in drafter.named_modules() if isinstance(m, kinds)}
+
+
+def beside(target):
+    """Arguments for a target whose self-test is shown elsewhere."""
+    return ("--target", target, "--no-selftest")
 
 
 def tables(pair):
@@ -78,7 +84,7 @@ def test_all_packagings_of_one_checkpoint_convert_to_the_same_bytes(tmp_path):
 
 
 def test_equal_copies_are_dropped_and_named(tmp_path, capsys, plain):
-    outcome = run(capsys, "convert", VANILLA, "-o", tmp_path / "out", "--target", TARGET)
+    outcome = run(capsys, "convert", VANILLA, "-o", tmp_path / "out", *beside(TARGET))
     assert outcome.code == 0
     for name in ("embed_tokens.weight", "lm_head.weight"):
         assert f"dropped  {name}: equal to the target's" in outcome.out
@@ -103,7 +109,7 @@ def test_only_the_table_that_differs_is_kept(tmp_path, capsys):
     target = copy(TARGET, tmp_path / "target")
     rows = mx.load(str(target / "model.safetensors"))["model.embed_tokens.weight"]
     edit_tensors(target, model__embed_tokens__weight=rows + mx.where(rows == rows[0, 0], 1e-3, 0))
-    outcome = run(capsys, "convert", VANILLA, "-o", tmp_path / "out", "--target", target)
+    outcome = run(capsys, "convert", VANILLA, "-o", tmp_path / "out", *beside(target))
     assert outcome.out.count("dropped") == 1 and "dropped  lm_head.weight" in outcome.out
     assert tables(load(target, tmp_path / "out")) == {"embed_tokens"}
     source, converted = load(target, VANILLA), load(target, tmp_path / "out")
@@ -112,7 +118,7 @@ def test_only_the_table_that_differs_is_kept(tmp_path, capsys):
 
 def test_quantized_target_keeps_the_copies_unless_sharing_is_asked_for(tmp_path, capsys):
     target = quantized_target(tmp_path / "target", bits=4)
-    argv = ["convert", VANILLA, "--target", target, "-o"]
+    argv = ["convert", VANILLA, *beside(target), "-o"]
     assert "dropped" not in run(capsys, *argv, tmp_path / "kept").out
     assert tables(load(target, tmp_path / "kept")) == {"embed_tokens", "lm_head"}
     outcome = run(capsys, *argv, tmp_path / "shared", "--share-embeddings")

@@ -71,3 +71,48 @@ def test_speculators_eagle3(tmp_path, case, taps):
         plain = dataclasses.replace(facts, **{name: getattr(Facts(), name)})
         other = draft_eagle3(weights, plain, wide, following, 7)[1]
         assert np.abs(other - rows_).max() > 1e-2, name
+
+
+def gemma4_eagle3():
+    """A config and random tensors in the form of DeepSpec's Eagle3 for a Gemma4 target."""
+    config, _ = pack.native("dspark-gemma4")
+    for key in ("block_size", "mask_token_id", *pack.HEADS):
+        config.pop(key, None)
+    config |= {"architectures": ["Gemma4Eagle3Model"], "ttt_length": 7, "num_hidden_layers": 1,
+               "layer_types": ["full_attention"]}  # fmt: skip
+    numbers, at = np.random.default_rng(3), "layers.0."
+    shapes = {
+        "embed_tokens": (320, 64), "lm_head": (320, 64), "fc": (64, 320), "norm": (64,),
+        **{f"{at}{name}": (64,) for name in (
+            "hidden_norm", "input_layernorm", "post_attention_layernorm",
+            "pre_feedforward_layernorm", "post_feedforward_layernorm")},
+        f"{at}self_attn.q_proj": (128, 128), f"{at}self_attn.k_proj": (32, 128),
+        f"{at}self_attn.o_proj": (64, 128), f"{at}self_attn.q_norm": (32,),
+        f"{at}self_attn.k_norm": (32,), f"{at}mlp.gate_proj": (128, 64),
+        f"{at}mlp.up_proj": (128, 64), f"{at}mlp.down_proj": (64, 128),
+    }  # fmt: skip
+    tensors = {f"{at}layer_scalar": mx.array([0.9])}
+    for name, shape in shapes.items():
+        values = numbers.standard_normal(shape) / (shape[-1] ** 0.5 if len(shape) == 2 else 4)
+        values = values if len(shape) == 2 else 1 + values
+        tensors[f"{name}.weight"] = mx.array(values.astype(np.float32))
+    return config, tensors
+
+
+def test_deepspec_eagle3_in_gemma4_form(tmp_path):
+    config, tensors = gemma4_eagle3()
+    found, drafter = opened(pack.write(tmp_path / "d", config, tensors), tensors)
+    assert (found.kind, found.backbone, found.head_dim) == ("eagle3", "gemma4", 32)
+    facts = Facts(heads=4, kv_heads=1, dim=32, layers=1, theta=1e5, partial=0.25, gemma=True,
+                  embedding_scale=8.0, softcap=12.0)  # fmt: skip
+    weights = floats(tensors)
+    for length in CONTEXTS:
+        features, following = features_of(length), list(range(5, 5 + length))
+        tokens, logits, _ = ours(drafter, features, following, following[-1])
+        wide = [f.astype(np.float64) for f in features]
+        want, rows = draft_eagle3(weights, facts, wide, following, 7)
+        np.testing.assert_allclose(logits, rows, atol=1e-4, rtol=0)
+        assert tokens == want
+    for change in ({"partial": 1.0}, {"softcap": None}):
+        other = draft_eagle3(weights, dataclasses.replace(facts, **change), wide, following, 7)[1]
+        assert np.abs(other - rows).max() > 1e-2, change

@@ -21,6 +21,7 @@ class Tables:
 
     def __init__(self, tensors):
         self.rows, self.matrix = tensors["embed_tokens.weight"], tensors["lm_head.weight"]
+        self.vocab_size = self.rows.shape[0]
 
     def embed(self, ids):
         return self.rows[ids]
