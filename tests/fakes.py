@@ -107,7 +107,7 @@ class Plain:
 def plain(target: Target, prompt: Sequence[int], count: int, **settings: Any) -> Plain:
     """Decode with mlx_lm.generate.generate_step."""
     steps = generate_step(mx.array(prompt), target.model, max_tokens=count, **settings)
-    ids, rows = zip(*[(t, np.array(row)) for t, row in steps], strict=True)
+    ids, rows = zip(*[(t, np.array(row.astype(mx.float32))) for t, row in steps], strict=True)
     order = [np.argsort(row)[::-1] for row in rows]
     gaps = [row[o[0]] - row[o[1]] for row, o in zip(rows, order, strict=True)]
     logprobs = [float(row[t]) for t, row in zip(ids, rows, strict=True)]

@@ -28,9 +28,11 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2]
 
 
 SETTINGS = [(8, 0), (4, 3), (4, 11), (8, 20)]
-QUICK = [("qwen3", *SETTINGS[0]), ("qwen3", *SETTINGS[1]),
-         *((f, *SETTINGS[2]) for f in ("mistral3", "qwen3_5", "lfm2", "nemotron_h",
-                                       "llama4"))]  # fmt: skip
+QUICK = [
+    ("qwen3", *SETTINGS[0]),
+    ("qwen3", *SETTINGS[1]),
+    *((f, *SETTINGS[2]) for f in ("mistral3", "qwen3_5", "lfm2", "nemotron_h", "llama4")),
+]
 ALL = [(f, *s) for f in (*FAMILIES, *OTHERS) if f not in REFUSED for s in SETTINGS]
 
 
