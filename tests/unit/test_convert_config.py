@@ -150,7 +150,7 @@ EDITED = [
     ({"quantization": {"group_size": 7, "modules": {}}}, "group_size is 7"),
     ({"quantization": {"group_size": 64, "modules": {"fc": "4"}}}, "module paths to bits"),
     ({"quantization": {"group_size": 128, "modules": {"fc": 4}}}, "quantization does not fit"),
-    ({"quantization": {"group_size": 64, "modules": {"norm": 4}}}, "quantization does not fit"),
+    ({"quantization": {"group_size": 64, "modules": {"norm": 4}}}, "quantization names ['norm']"),
     ({"quantization": {"group_size": 64, "modules": {"fc": 4}}}, "fc.scales"),
     ({"source": "me"}, "source is 'me', expected an object"),
 ]

@@ -46,7 +46,7 @@ def test_target_that_does_not_fit(case):
     [
         (["--q-bits", "5", "-q"], "argument --q-bits: invalid choice: 5"),
         (["--q-group-size", "48", "-q"], "argument --q-group-size: invalid choice: 48"),
-        (["--q-bits", "4"], "--q-bits and --q-group-size need -q"),
+        (["--q-bits", "4"], "--q-bits, --q-...-bits and --q-group-size need -q"),
         (["--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
         (["--share-embeddings"], "--target"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),

@@ -268,7 +268,7 @@ def test_damaged_gguf(tmp_path):
 def test_several_gguf_files_are_no_guess(tmp_path):
     path = gguf_with(tmp_path)
     (tmp_path / "other.gguf").write_bytes(path.read_bytes())
-    assert "has no config.json (found: d.gguf, other.gguf)" in refusal(tmp_path)
+    assert "several GGUF files: d.gguf, other.gguf; name one of them" in refusal(tmp_path)
 
 
 def test_side_file_that_is_no_json(tmp_path):
