@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all."""
+"""Folders and files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -47,6 +47,23 @@ def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
         for parent in made:
             with contextlib.suppress(OSError):
                 parent.rmdir()
+        raise
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file, and its folder where there is none; an old one stays until it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
+    work = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        work.chmod(0o666 & ~_umask())
+        work.replace(path)
+    except BaseException:
+        work.unlink(missing_ok=True)
         raise
 
 

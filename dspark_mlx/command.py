@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
+from .cutoff import KNOWN
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, with exit code 2."""
@@ -40,7 +42,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--min-p", type=float, default=0.0)
     group.add_argument("--seed", type=int, help="for a run that can be repeated")
     group.add_argument(
-        "--cutoff", default="full", help="full, fixed:N or threshold:T (default full)"
+        "--cutoff", default="auto", help=f"how much to verify: {KNOWN} (default auto)"
     )
     group.add_argument("--block-size", type=int, help="slots per block (default: the drafter's)")
     group.add_argument(

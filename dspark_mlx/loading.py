@@ -17,10 +17,12 @@ from .checkpoints import DrafterSource, open_drafter
 from .checkpoints.source import read_config
 from .drafters.weights import BITS, load_drafter
 from .errors import CheckpointError, OptionError
+from .fingerprint import fingerprints
 from .pair import Pair, check_fit
 from .registry import Progress, entry_of
 from .sync import settle
 from .targets.base import Target
+from .tuning import Tuning
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 KEEP = "keep"
@@ -63,8 +65,10 @@ def load(
     model = load_target(folder, name, dequantize=plan.dequantize, dtype=plan.dtype)
     tokenizer, stops = load_tokenizer(folder)
     entry = entry_of(name)
-    draft = None if source is None else _load_beside(model, source, plan)
-    return Pair(model, draft, tokenizer, entry.thinking if entry else None, stops)
+    thinking = entry.thinking if entry else None
+    if source is None:
+        return Pair(model, None, tokenizer, thinking, stops)
+    return _kept(Pair(model, _load_beside(model, source, plan), tokenizer, thinking, stops))
 
 
 def with_drafter(pair: Pair, drafter: str | Path) -> Pair:
@@ -73,7 +77,18 @@ def with_drafter(pair: Pair, drafter: str | Path) -> Pair:
     Raises what `load` raises for a drafter.
     """
     source = open_drafter(hub.drafter_folder(str(drafter)))
-    return dataclasses.replace(pair, drafter=_load_beside(pair.target, source, _Plan(None, None)))
+    beside = _load_beside(pair.target, source, _Plan(None, None))
+    return _kept(dataclasses.replace(pair, drafter=beside))
+
+
+def _kept(pair: Pair) -> Pair:
+    """The pair with what is kept of its content between runs."""
+
+    def key() -> str:
+        found = fingerprints(pair)
+        return f"{str(found['target'])[:16]}-{str(found['drafter'])[:16]}"
+
+    return dataclasses.replace(pair, tuning=Tuning(key))
 
 
 def _load_beside(target: Target, source: DrafterSource, plan: _Plan) -> Any:

@@ -42,7 +42,7 @@ class Options:
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
-    cutoff: str | Cutoff = "full"
+    cutoff: str | Cutoff = "auto"
     block_size: int | None = None
     logprobs: bool | None = None
     profile: bool = False

@@ -8,7 +8,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import wired_limit
 
-from .cutoff import Cutoff
+from .cutoff import Plan
+from .decisions import Decisions
 from .drafters.base import Proposal
 from .errors import UserError
 from .events import Event, Failed, Finished, Prefilled, Round
@@ -20,6 +21,7 @@ from .sampling import Draws, KeyedDraws
 from .sync import Clock, Host
 from .text import TextStream
 from .verify import Verdict, verify_greedy, verify_sampled
+from .waiting import Waiting
 
 CLEAR_EVERY = 256  # tokens between releases of MLX's free buffers, as often as mlx-lm does
 
@@ -63,8 +65,9 @@ class Run:
         self.sampling = options.sampling
         self.seed = options.resolved_seed
         self.draws = draws or KeyedDraws(self.seed)
-        self.policy: Cutoff = options.policy
-        self.slots = block_slots(pair, options, self.policy)
+        self.slots = block_slots(pair, options, options.policy)
+        self.decisions = Decisions(pair, options, self.slots)
+        self.waiting = Waiting()
         self.host = Host()
         self.cache = pair.target.new_cache()
         self.context: Any = pair.drafter.start() if pair.drafter else None
@@ -98,10 +101,12 @@ class Run:
 
     def round(self) -> Round:
         """One decode round (method section 1.4), committed before it is returned."""
+        self.decisions.begin()
         clock = Clock()
         anchor, position = self.tokens[-1], len(self.tokens) - 1
-        drawn = self._draft(anchor)
-        drafts = drawn.first(self._cut(drawn))
+        plan = self.decisions.plan(self.limit - (position + 1 - self.prompt_length), position)
+        drawn = self._draft(anchor, plan)
+        drafts = drawn.first(self._cut(drawn, plan))
         draft_seconds = self._split(clock, drawn.tokens)
         ids = mx.concatenate([mx.array([anchor]), drafts.tokens])
         logits, features = self.pair.tapped(ids, self.cache)
@@ -118,9 +123,9 @@ class Run:
         )
         proposed, verified = self._counted(proposed, drafts.tokens.size)
         committed, origin = self._ending(proposed[:accepted], final, verified)
-        self._commit(committed, features)
+        self._commit(committed, features, wait=plan.standing_down)
         self.rounds += 1
-        return Round(
+        event = Round(
             index=self.rounds,
             anchor=anchor,
             anchor_position=position,
@@ -138,7 +143,12 @@ class Run:
             draft_seconds=draft_seconds,
             verify_seconds=verify_seconds,
             finish_reason=self.reason,
+            reason=plan.reason,
+            looked=plan.look,
+            gain=plan.gain,
         )
+        self.decisions.observe(event)
+        return event
 
     def finished(self) -> Finished:
         """The closing event."""
@@ -150,26 +160,22 @@ class Run:
             peak_memory=mx.get_peak_memory() / 1e9,
         )
 
-    def _draft(self, anchor: int) -> Proposal:
-        """Draft a block (lazy), unless no draft could be verified."""
+    def _draft(self, anchor: int, plan: Plan) -> Proposal:
+        """Draft a block (lazy), as the plan says."""
         drafter = self.pair.drafter
-        remaining = self.limit - (len(self.tokens) - self.prompt_length)
-        if drafter is None or remaining <= 1:
+        if drafter is None or plan.draw < 1:
             return _nothing()
-        drafts = drafter.drafts_of(self.slots)
-        count = int(min(self.policy.cap(drafts), drafts, remaining - 1))
-        if count < 1:
-            return _nothing()
-        drawn = drafter.propose(self.context, anchor, self.slots, count, self._pick)
+        self._catch_up()
+        drawn = drafter.propose(self.context, anchor, self.slots, plan.draw, self._pick)
         mx.async_eval(drawn.tokens)  # the device drafts while the host builds the verify pass
         return drawn
 
-    def _cut(self, drawn: Proposal) -> int:
+    def _cut(self, drawn: Proposal, plan: Plan) -> int:
         """How many of the drawn drafts to verify."""
-        if not drawn.tokens.size or not self.policy.needs_confidence:
-            return drawn.tokens.size
+        if not plan.look:
+            return plan.verify
         [logits] = self.host.read(drawn.confidence)
-        return self.policy.cut([to_probability(z) for z in logits])
+        return self.decisions.cut([to_probability(z) for z in logits])
 
     def _pick(self, logits: mx.array) -> tuple[mx.array, mx.array | None]:
         """Draw one token [1] from logits [1, V], with the distribution it came from."""
@@ -212,7 +218,7 @@ class Run:
             return final, "plain"
         return accepted + final, "bonus" if len(accepted) == verified else "correction"
 
-    def _commit(self, committed: list[int], features: list[mx.array]) -> None:
+    def _commit(self, committed: list[int], features: list[mx.array], wait: bool = False) -> None:
         """Record tokens; keep exactly the positions before the newest one, and set the reason.
 
         The pass that judged the tokens ran one row per token at least, so the first
@@ -220,7 +226,7 @@ class Run:
         """
         self.tokens += committed
         self.cache.keep(len(self.tokens) - 1)
-        self._remember([rows[: len(committed)] for rows in features], committed)
+        self._remember([rows[: len(committed)] for rows in features], committed, wait)
         if len(self.tokens) - self._cleared_at >= CLEAR_EVERY:
             mx.clear_cache()
             self._cleared_at = len(self.tokens)
@@ -229,9 +235,16 @@ class Run:
         elif len(self.tokens) - self.prompt_length >= self.limit:
             self.reason = "length"
 
-    def _remember(self, features: list[mx.array], following: list[int]) -> None:
+    def _remember(self, features: list[mx.array], following: list[int], wait: bool = False) -> None:
         if self.pair.drafter is not None:
-            self.pair.drafter.extend(self.context, features, mx.array(following))
+            self.waiting.add(features, following)
+            if self.waiting.full or not wait:
+                self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Give the drafter what waits for it."""
+        if self.pair.drafter is not None and len(self.waiting):
+            self.pair.drafter.extend(self.context, *self.waiting.take())
 
     def _context_arrays(self) -> list[mx.array]:
         drafter = self.pair.drafter
