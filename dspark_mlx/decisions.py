@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .calibration import Calibration
+from .calibration import Calibration, Scale
 from .costs import Costs
 from .cutoff import Decider, Outcome, Plan, Setting
 from .events import Round
@@ -95,4 +95,4 @@ def _calibration(pair: Pair, temperature: float) -> Calibration | None:
     shipped = pair.drafter.config.confidence_temperatures
     if (fit := pair.tuning.calibration(temperature)) is not None or shipped is None:
         return fit
-    return Calibration(temperature, acceptance=(), rounds=0, temperatures=shipped)
+    return Calibration(temperature, acceptance=(), rounds=0, scales=tuple(map(Scale, shipped)))

@@ -14,7 +14,6 @@ import numpy as np
 
 from dspark_mlx.costs import CostCurve, Costs
 from dspark_mlx.cutoff import parse_cutoff
-from dspark_mlx.cutoff.auto import best_lengths
 from dspark_mlx.cutoff.base import Outcome, Setting
 
 # token position -> mean logit of acceptance there
@@ -122,26 +121,38 @@ def play(world: World, policy: str) -> Result:
     return Result(position / clock, late, rounds, reasons, lengths)
 
 
+def walk(world: World, lengths: np.ndarray, prices: Sequence[float]) -> float:
+    """The rate when a round at position t verifies lengths[t] drafts, for prices[lengths[t]]."""
+    right = np.cumprod(world.flips < world.p, axis=1).sum(axis=1)
+    steps, costs = (np.minimum(right, lengths) + 1).tolist(), np.take(prices, lengths).tolist()
+    position, clock = 0, 0.0
+    while position < len(steps):
+        clock += costs[position]
+        position += steps[position]
+    return position / clock
+
+
+def prices_of(world: World) -> list[float]:
+    """Seconds of a round that draws and verifies 0, 1, ... drafts."""
+    curve = world.scenario.curve
+    return [curve.round(m, m) for m in range(curve.drafts + 1)]
+
+
 def oracle(world: World) -> float:
     """The rate of one who knows every acceptance probability, price and the going rate."""
-    s, curve = world.scenario, world.scenario.curve
-    survival = np.cumprod(world.p, axis=1)
-    costs = [curve.plain] + [curve.round(m, m) for m in range(1, curve.drafts + 1)]
-    rate = 1 / curve.plain
-    for _ in range(6):
-        position, clock = 0, 0.0
-        while position < s.tokens:
-            length = best_lengths(survival[position].tolist(), costs, rate)[-1]
-            good = world.flips[position, :length] < world.p[position, :length]
-            position += int(np.cumprod(good).sum()) + 1
-            clock += costs[length]
-        rate = position / clock
+    prices = prices_of(world)
+    tokens = np.cumsum(np.cumprod(world.p, axis=1), axis=1)
+    tokens = np.concatenate([np.zeros((len(tokens), 1)), tokens], axis=1) + 1
+    rate = 1 / prices[0]
+    for _ in range(8):
+        rate = walk(world, np.argmax(tokens - rate * np.array(prices), axis=1), prices)
     return rate
 
 
 def fixed_rates(world: World) -> list[float]:
     """The rate of every constant number of drafts; the first is plain decoding."""
-    return [play(world, f"fixed:{m}").rate for m in range(world.scenario.curve.drafts + 1)]
+    prices = prices_of(world)
+    return [walk(world, np.full(len(world.p), m), prices) for m in range(len(prices))]
 
 
 def curve(rows: Sequence[float], draft: float, per_draft: float = 0.0, **more: float) -> CostCurve:

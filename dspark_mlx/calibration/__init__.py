@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from .metrics import PositionMetrics, position_metrics, weighted
-from .record import Calibration, Sample, acceptance_of
-from .sts import fit_temperatures
+from .record import Calibration, Sample, Scale, acceptance_of
+from .sts import fit_scales
 
 __all__ = [
     "Calibration",
     "PositionMetrics",
     "Sample",
+    "Scale",
     "acceptance_of",
-    "fit_temperatures",
+    "fit_scales",
     "position_metrics",
     "weighted",
 ]

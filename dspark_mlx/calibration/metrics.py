@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .record import Sample
+from .record import Sample, Scale, logits
 
 BINS = 20
 FINE_BINS = 1000  # of the histogram that AUROC is read from
@@ -36,27 +36,28 @@ class PositionMetrics:
 
 
 def position_metrics(
-    samples: Sequence[Sample], temperatures: Sequence[float] | None = None
+    samples: Sequence[Sample], scales: Sequence[Scale] | None = None
 ) -> list[PositionMetrics]:
-    """Figures per position of samples with confidences, which are divided by `temperatures`."""
+    """Figures per position of samples with confidences, mended by `scales` if given."""
     deepest = max((s.judged for s in samples if s.confidence), default=0)
     found = []
     for k in range(deepest):
         some = [s for s in samples if s.confidence is not None and s.judged > k]
-        predicted = cumulative(some, k, temperatures)
+        predicted = cumulative(some, k, scales)
         labels = np.array([s.accepted > k for s in some], dtype=float)
         found.append(_metrics(predicted, labels))
     return found
 
 
 def cumulative(
-    samples: Sequence[Sample], position: int, temperatures: Sequence[float] | None = None
+    samples: Sequence[Sample], position: int, scales: Sequence[Scale] | None = None
 ) -> np.ndarray:
     """Product of the confidences up to `position` (from 0), one number per sample, float64."""
     c = np.array([(s.confidence or ())[: position + 1] for s in samples], dtype=np.float64)
-    if temperatures is not None:
-        c = np.clip(c, 1e-9, 1 - 1e-9)
-        c = 1 / (1 + np.exp(-np.log(c / (1 - c)) / np.array(temperatures[: position + 1])))
+    if scales is not None:
+        divisors = np.array([s.temperature for s in scales[: position + 1]])
+        shifts = np.array([s.offset for s in scales[: position + 1]])
+        c = 1 / (1 + np.exp(-logits(c) / divisors - shifts))
     return c.prod(axis=1)
 
 

@@ -44,17 +44,29 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """How one position's confidence logits z are mended: z / temperature + offset."""
+
+    temperature: float = 1.0
+    offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.temperature < math.inf and math.isfinite(self.offset)):
+            raise ValueError(f"temperature {self.temperature}, offset {self.offset}")
+
+
+@dataclass(frozen=True)
 class Calibration:
     """What was fitted for one pair at one decoding temperature.
 
-    `temperatures`: one per draft, None without a confidence head. `acceptance[k]`: share of
-    rounds that accepted draft k + 1, of those that accepted all drafts before it.
+    `scales`: one per draft, None without a confidence head. `acceptance[k]`: share of rounds
+    that accepted draft k + 1, of those that accepted all drafts before it.
     """
 
     temperature: float
     acceptance: tuple[float, ...]
     rounds: int
-    temperatures: tuple[float, ...] | None = None
+    scales: tuple[Scale, ...] | None = None
 
     @property
     def accept_len(self) -> float:
@@ -71,12 +83,12 @@ class Calibration:
         try:
             if set(body) != {f.name for f in fields(cls)}:
                 raise ValueError("other keys than a calibration has")
-            scale = body["temperatures"]
+            scales = body["scales"]
             return cls(
                 temperature=float(body["temperature"]),
                 acceptance=tuple(map(float, body["acceptance"])),
                 rounds=int(body["rounds"]),
-                temperatures=None if scale is None else tuple(map(float, scale)),
+                scales=None if scales is None else tuple(Scale(**scale) for scale in scales),
             )
         except (TypeError, ValueError, KeyError) as error:
             raise CheckpointError(f"{where} is damaged ({error}); delete it") from error
@@ -101,6 +113,10 @@ def logit(probability: float) -> float:
 
 def logits_of(samples: Sequence[Sample], position: int) -> np.ndarray:
     """Confidence logits of one position (from 0) over samples that have it."""
-    p = np.array([s.confidence[position] for s in samples if s.confidence is not None])
-    p = np.clip(p, EDGE, 1.0 - EDGE)
+    return logits(np.array([s.confidence[position] for s in samples if s.confidence is not None]))
+
+
+def logits(probabilities: np.ndarray) -> np.ndarray:
+    """`logit` of an array."""
+    p = np.clip(probabilities, EDGE, 1.0 - EDGE)
     return np.log(p / (1.0 - p))

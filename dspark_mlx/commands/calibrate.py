@@ -14,7 +14,7 @@ from dspark_mlx.calibration import (
     Calibration,
     Sample,
     acceptance_of,
-    fit_temperatures,
+    fit_scales,
     position_metrics,
     weighted,
 )
@@ -120,7 +120,7 @@ def fitted(samples: Sequence[Sample], drafts: int, temperature: float) -> Calibr
         temperature=temperature,
         acceptance=acceptance_of(samples),
         rounds=len(samples),
-        temperatures=fit_temperatures(samples, drafts) if confident else None,
+        scales=fit_scales(samples, drafts) if confident else None,
     )
 
 
@@ -135,24 +135,35 @@ def report(parts: Sequence[Sequence[Sample]], drafts: int, temperature: float) -
         "acceptance": acceptance_of([*kept, *held]),
     }
     if held and all(s.confidence is not None for s in (*kept, *held)):
-        scale = fit_temperatures(kept, drafts)
-        before, after = position_metrics(held), position_metrics(held, scale)
-        found["held_out"] = [
-            {
-                "draft": k + 1,
-                "temperature": scale[k],
-                "count": b.count,
-                "ece_before": b.ece,
-                "ece_after": a.ece,
-                "floor": a.floor,
-                "auroc_before": b.auroc,
-                "auroc_after": a.auroc,
-            }
-            for k, (b, a) in enumerate(zip(before, after, strict=True))
-        ]
-        for name in ("ece_before", "ece_after", "floor", "auroc_before", "auroc_after"):
+        found["held_out"] = _held_out(kept, held, drafts)
+        for name in ("ece_before", "ece_sts", "ece_after", "floor", "auroc_before", "auroc_after"):
             found[name] = weighted((row["count"], row[name]) for row in found["held_out"])
     return found
+
+
+def _held_out(kept: Sequence[Sample], held: Sequence[Sample], drafts: int) -> list[dict[str, Any]]:
+    """Per draft: figures of the held-out rounds before, with temperatures alone, and after."""
+    scales, alone = fit_scales(kept, drafts), fit_scales(kept, drafts, offsets=False)
+    columns = (
+        position_metrics(held),
+        position_metrics(held, alone),
+        position_metrics(held, scales),
+    )
+    return [
+        {
+            "draft": k + 1,
+            "temperature": scales[k].temperature,
+            "offset": scales[k].offset,
+            "count": before.count,
+            "ece_before": before.ece,
+            "ece_sts": sts.ece,
+            "ece_after": after.ece,
+            "floor": after.floor,
+            "auroc_before": before.auroc,
+            "auroc_after": after.auroc,
+        }
+        for k, (before, sts, after) in enumerate(zip(*columns, strict=True))
+    ]
 
 
 def text(found: dict[str, Any]) -> str:
@@ -163,14 +174,18 @@ def text(found: dict[str, Any]) -> str:
         f"{found['temperature']:g}; accept length {fit.accept_len:.2f}"
     ]
     if "held_out" in found:
-        lines.append("held out   temperature   ECE before   after   floor   AUROC before   after")
+        lines.append(
+            "held out   z/T + b         ECE before   T only  T and b   floor   AUROC before   after"
+        )
         for row in [*found["held_out"], found | {"draft": "mean", "temperature": None}]:
-            scale = "" if row["temperature"] is None else f"{row['temperature']:.2f}"
+            known = row["temperature"] is not None
+            scale = f"{row['temperature']:.2f} {row['offset']:+.2f}" if known else ""
             numbers = [row["auroc_before"], row["auroc_after"]]
             shown = ["-" if n is None else f"{n:.3f}" for n in numbers]
             lines.append(
-                f"draft {row['draft']:<5}{scale:>10}{row['ece_before']:>13.1%}"
-                f"{row['ece_after']:>8.1%}{row['floor']:>8.1%}{shown[0]:>13}{shown[1]:>10}"
+                f"draft {row['draft']:<5}{scale:<15}{row['ece_before']:>11.1%}"
+                f"{row['ece_sts']:>9.1%}{row['ece_after']:>9.1%}{row['floor']:>8.1%}"
+                f"{shown[0]:>15}{shown[1]:>8}"
             )
     else:
         rates = ", ".join(f"{rate:.0%}" for rate in found["acceptance"])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
-from dspark_mlx.calibration import Calibration
+from dspark_mlx.calibration import Calibration, Scale
 from dspark_mlx.calibration.record import logit
 
 FIRST = 0.6  # prior acceptance of a draft that nothing is known of
@@ -20,7 +20,7 @@ TRUST = 3.0  # rounds of evidence that a prior is worth
 
 
 class Corrector:
-    """Confidence logits to probabilities: fitted temperatures, then what past rounds teach.
+    """Confidence logits to probabilities: fitted scales, then what past rounds teach.
 
     An online logistic regression of "accepted, given that all before it were" on the logit,
     with a slope and an offset for all positions and an offset for each: each coefficient moves
@@ -28,9 +28,9 @@ class Corrector:
     """
 
     def __init__(self, drafts: int, calibration: Calibration | None) -> None:
-        fitted = calibration.temperatures if calibration else None
-        self._scale = [1 / t for t in fitted or ()][:drafts]
-        self._scale += [1.0] * (drafts - len(self._scale))
+        fitted = calibration.scales if calibration else None
+        self._scales = [*(fitted or ())[:drafts]]
+        self._scales += [Scale()] * (drafts - len(self._scales))
         spread = FITTED if fitted else 1.0
         self._slope, self._offset, self._own = 1.0, 0.0, [0.0] * drafts
         # precision of the priors: variances of 0.25, 1 and 0.25, less where fitted
@@ -40,12 +40,16 @@ class Corrector:
 
     def probability(self, position: int, confidence: float) -> float:
         """Calibrated probability of one draft (position from 0)."""
-        z = logit(confidence) * self._scale[position]
+        z = self._logit(position, confidence)
         return _sigmoid(self._slope * z + self._offset + self._own[position])
+
+    def _logit(self, position: int, confidence: float) -> float:
+        scale = self._scales[position]
+        return logit(confidence) / scale.temperature + scale.offset
 
     def learn(self, position: int, confidence: float, accepted: bool) -> None:
         """One draft whose prefix was accepted was itself judged."""
-        z = logit(confidence) * self._scale[position]
+        z = self._logit(position, confidence)
         p = _sigmoid(self._slope * z + self._offset + self._own[position])
         error, curve = accepted - p, max(p * (1 - p), 0.01)
         self._h_slope = self._h_slope * FORGET + curve * z * z

@@ -98,7 +98,7 @@ BAD = [
     (["--seed", "x"], "argument --seed"),
     (["--block-size", "0"], "block_size must be"),
     (["--block-size", "9"], "block_size 9 is more than the 7 slots"),
-    (["--cutoff", "treshold:0.5"], "unknown cutoff 'treshold:0.5'; known: full, fixed:N"),
+    (["--cutoff", "treshold:0.5"], "unknown cutoff 'treshold:0.5'; known: auto, full, fixed:N"),
     (["--cutoff", "threshold"], "as in threshold:0.6"),
     (["--cutoff", "threshold:2"], "from 0 to 1"),
     (["--cutoff", "threshold:nan"], "from 0 to 1"),

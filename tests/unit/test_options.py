@@ -5,7 +5,8 @@ import math
 import pytest
 
 from dspark_mlx import generate, stream, stream_generate
-from dspark_mlx.cutoff import parse_cutoff
+from dspark_mlx.cutoff import Plan, parse_cutoff
+from dspark_mlx.cutoff.base import Constant
 from dspark_mlx.errors import OptionError, PairError, UserError
 from dspark_mlx.options import Options
 from dspark_mlx.sampling import Sampling
@@ -152,7 +153,7 @@ def test_logprobs_are_given_when_asked_for(pair):
     assert [r.from_draft for r in responses] == [False] + [True] * 5 + [False, True, False]
 
 
-class Odd:
+class Odd(Constant):
     """A policy of somebody else's that answers nonsense."""
 
     needs_confidence = True
@@ -160,8 +161,8 @@ class Odd:
     def __init__(self, cap, cut):
         self._cap, self._cut = cap, cut
 
-    def cap(self, drafts):
-        return self._cap
+    def plan(self, drafts, context):
+        return Plan(self._cap, self._cap, look=True)
 
     def cut(self, confidence):
         return self._cut

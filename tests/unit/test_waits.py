@@ -35,7 +35,7 @@ def scripted(script="oracle", confidence=None, **more):
 @pytest.mark.parametrize(
     ("options", "per_round"),
     [
-        ({}, 1),
+        ({"cutoff": "full"}, 1),
         ({"cutoff": "fixed:2"}, 1),
         ({"cutoff": "fixed:0"}, 1),
         ({"cutoff": "threshold:0"}, 1),
