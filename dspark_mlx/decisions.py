@@ -37,7 +37,7 @@ class Decisions:
             return Plan(0, 0, reason="plain")
         drafts = int(min(self._drafts, remaining - 1))
         if drafts < 1:
-            return Plan(0, 0, reason="limit")
+            return Plan(0, 0, reason="limit", standing_down=True)
         plan = self._decider.plan(drafts, context)
         draw = max(0, min(plan.draw, drafts))
         return Plan(

@@ -152,6 +152,7 @@ class Run:
 
     def finished(self) -> Finished:
         """The closing event."""
+        self._catch_up()
         return Finished(
             reason=self.reason or "length",
             tokens=len(self.tokens) - self.prompt_length,

@@ -18,8 +18,11 @@ from .fakes import Plain, ScriptedDrafter
 
 
 def check_run(pair: Pair, reference: Plain, limit: int, **options) -> list[Round]:
-    """Generate, hold everything against plain decoding, and return the rounds."""
-    options = {"max_tokens": limit, "logprobs": True} | options
+    """Generate, hold everything against plain decoding, and return the rounds.
+
+    Whole blocks are verified where the options name no cutoff, so that rounds can be foretold.
+    """
+    options = {"max_tokens": limit, "logprobs": True, "cutoff": "full"} | options
     first, *rounds, last = run_events(pair, reference.prompt, Options.of(**options))
     assert (type(first), type(last)) == (Prefilled, Finished)
     want, reason = reference.until(limit, pair.stop_ids)

@@ -180,7 +180,7 @@ class ScriptedDrafter:
             num_key_value_heads=1, head_dim=1, rms_norm_eps=1e-6, vocab_size=target.vocab_size,
             rope=RopeConfig(1e4), block_size=block, mask_token_id=0, target_layer_ids=layers,
             num_target_layers=target.depth,
-            confidence=ConfidenceConfig(False) if confidence else None,
+            confidence=ConfidenceConfig(True) if confidence else None,
         )  # fmt: skip
 
     @property

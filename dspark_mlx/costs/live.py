@@ -3,75 +3,75 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from .curve import CostCurve, bucket_of
 
-MEMORY = 1 / 16  # weight of the newest round in a correction
-SHARED = 4.0  # rounds of its own after which a width believes itself as much as all widths
-SURPRISE = 0.25  # largest step of a logarithm that one round may argue for
+RECENT = 15  # rounds that a correction is the median of: one stalled round moves nothing
+PLAIN = -1  # the kind of round that drafts nothing; the others go by their verified length
 
 
-@dataclass
-class _Correction:
-    """Logarithm of real over predicted seconds, and how many rounds told so."""
+class _Recent:
+    """The median of the latest numbers."""
 
-    value: float = 0.0
-    rounds: int = 0
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._numbers: deque[float] = deque(maxlen=RECENT)
 
-    def learn(self, told: float) -> None:
-        self.rounds += 1
-        step = max(-SURPRISE, min(SURPRISE, told - self.value))
-        self.value += step * max(MEMORY, 1 / (self.rounds + 1))
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def add(self, number: float) -> None:
+        self._numbers.append(number)
+        self.value = sorted(self._numbers)[len(self._numbers) // 2]
 
 
-@dataclass
 class Prices:
-    """The curve of one context bucket, with a correction per verified length.
+    """The curve of one context bucket, as real rounds correct it.
 
-    A drift of the whole machine moves every length alike (`_all`); an error of the curve at
-    one length is learned from rounds of that length.
+    The logarithm of real over predicted seconds is taken as a sum of two parts: what the curve
+    has wrong at a verified length (its own rounds tell, or those of the nearest length), and a
+    drift of the whole machine, which rounds of any length tell of all.
     """
 
-    curve: CostCurve
-    frozen: bool
-    _all: _Correction = field(default_factory=_Correction)
-    _each: dict[int, _Correction] = field(default_factory=dict)
+    def __init__(self, curve: CostCurve, frozen: bool) -> None:
+        self.curve, self.frozen = curve, frozen
+        self._each: dict[int, _Recent] = {}
+        self._drift = _Recent()
 
     @property
     def plain(self) -> float:
         """Seconds of a round without drafts."""
         return self.round(0, 0)
 
+    @property
+    def plain_is_timed(self) -> bool:
+        """Whether a plain step was ever timed here."""
+        return PLAIN in self._each
+
     def round(self, drawn: int, verified: int, looked: bool = False) -> float:
         """Seconds of a round that draws and verifies so many drafts (0: a plain step)."""
         base = self.curve.round(drawn, verified, looked)
-        return base if self.frozen else base * self._factor(self._key(drawn, verified))
-
-    def seen(self, drawn: int, verified: int) -> int:
-        """Rounds of this kind that were timed."""
-        mine = self._each.get(self._key(drawn, verified))
-        return mine.rounds if mine else 0
+        if not self._each:
+            return base
+        return base * math.exp(self._own(verified if drawn else PLAIN) + self._drift.value)
 
     def observe(self, drawn: int, verified: int, looked: bool, seconds: float) -> None:
         """Learn from one real round. Frozen prices learn nothing."""
         if self.frozen:
             return
         told = math.log(seconds / self.curve.round(drawn, verified, looked))
-        self._all.learn(told)
-        self._each.setdefault(self._key(drawn, verified), _Correction()).learn(told)
+        kind = verified if drawn else PLAIN
+        if kind in self._each:
+            self._drift.add(told - self._each[kind].value)
+        self._each.setdefault(kind, _Recent()).add(told - self._drift.value)
 
-    def _factor(self, key: int) -> float:
-        mine = self._each.get(key)
+    def _own(self, kind: int) -> float:
+        mine = self._each.get(kind)
         if mine is None:
-            return math.exp(self._all.value)
-        own = mine.rounds / (mine.rounds + SHARED)
-        return math.exp(own * mine.value + (1 - own) * self._all.value)
-
-    @staticmethod
-    def _key(drawn: int, verified: int) -> int:
-        return verified if drawn else -1  # a plain step drafts nothing
+            mine = self._each[min(self._each, key=lambda other: (abs(other - kind), other))]
+        return mine.value
 
 
 class Costs:

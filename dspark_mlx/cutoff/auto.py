@@ -122,6 +122,8 @@ class AutoRun:
             draw = drafts if self._setting.confident else best.draw
             seconds = prices.round(draw, best.draw)
             found = Choice(draw, best.draw, False, 1 + sum(typical[: best.draw]), seconds), "probe"
+        elif not (self._costs.frozen or prices.plain_is_timed):
+            return plain, "timing"
         elif not self._costs.frozen and self._since_plain >= RETIME:
             found = plain, "timing"
         elif chosen.draw < drafts or chosen.look:

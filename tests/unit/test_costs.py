@@ -1,5 +1,6 @@
 """Cost curves: arithmetic, correction by real rounds, storage, and measuring a tiny pair."""
 
+import dataclasses
 import json
 import math
 import random
@@ -131,10 +132,12 @@ def test_damaged_files_are_named(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written(pair, tmp_path, monkeypatch):
     """A measurement for the moment is still good; one that was asked for says so."""
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    monkeypatch.setattr(paths, "tuning", lambda: blocked)
-    pair.tuning._key, pair.tuning._curves = (lambda: "pair"), {}
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dspark_mlx.tuning.write_file", full)
+    monkeypatch.setattr(paths, "tuning", lambda: tmp_path)
+    pair = dataclasses.replace(pair, tuning=Tuning(lambda: "pair"))
     ensure_curve(pair)
     assert pair.tuning.curves
     with pytest.raises(OSError):

@@ -50,6 +50,7 @@ def scripted(script="oracle", confidence=None, **more):
 def test_one_wait_per_round(temperature, script, options, per_round, monkeypatch):
     """`syncs` is the truth, and nothing else waits for the device."""
     pair = scripted(script, falling)
+    options = {"cutoff": "full"} | options
     checked = Options.of(max_tokens=40, temperature=temperature, seed=1, **options)
     waits = Waits(monkeypatch)
     events = list(run_events(pair, PROMPT, checked))
@@ -71,7 +72,7 @@ def test_real_drafter_waits_once(monkeypatch):
     for options in ({}, {"temperature": 1.0, "seed": 1}):
         with monkeypatch.context() as patch:
             waits = Waits(patch)
-            events = list(stream(pair, [1, 2, 3], max_tokens=12, **options))
+            events = list(stream(pair, [1, 2, 3], max_tokens=12, cutoff="full", **options))
         assert waits.evals == events[-1].syncs == 2 + len(events) - 2
         assert waits.strays == []
 
@@ -168,11 +169,12 @@ def test_context_catches_up_without_blocks(monkeypatch):
         drafter, "context_arrays", lambda context: handed.append(arrays_of(context)) or handed[-1]
     )
     monkeypatch.setattr(mx, "eval", lambda arrays: evaluated.append(arrays) or evaluate(arrays))
-    for event in stream(pair_with(target, drafter), [1], max_tokens=8, cutoff="fixed:0"):
+    for event in stream(pair_with(target, drafter), [1], max_tokens=140, cutoff="fixed:0"):
         if isinstance(event, Round):
             assert len(handed) == event.index
             assert {id(a) for a in handed[-1]} <= {id(a) for a in evaluated[-1]}
-            assert len(handed[-1]) == (1 if event.index == 1 else 5)
+            # 64 positions go in at a time: pending first, then keys and values of two layers
+            assert len(handed[-1]) == (1 if event.index <= 64 else 5)
 
 
 def test_seconds_are_split_only_in_a_profiled_run():
