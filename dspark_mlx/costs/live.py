@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from .curve import CostCurve, bucket_of
 
-RECENT = 15  # rounds that a correction is the median of: one stalled round moves nothing
+RECENT = 31  # rounds that a correction is the median of: one stalled round moves nothing
 PLAIN = -1  # the kind of round that drafts nothing; the others go by their verified length
 
 

@@ -16,7 +16,8 @@ FORGET = 1 - 1 / 512  # of corrections, per draft judged
 MEMORY = 256.0  # rounds that averages look back while the text stays as it is
 RECENT = 16.0  # and those that show whether it changed
 SURPRISE = 3.0  # standard errors between the two that count as a change
-TRUST = 3.0  # rounds of evidence that a prior is worth
+TRUST = 3.0  # rounds of evidence that a prior is worth,
+FITTED_TRUST = 16.0  # and one that was measured
 
 
 class Corrector:
@@ -149,8 +150,8 @@ class Acceptance:
         for prior, reached, passed in zip(
             self._prior, self._long.reached, self._long.passed, strict=True
         ):
-            guess = before if prior is None else prior
-            before = (passed + TRUST * guess) / (reached + TRUST)
+            guess, trust = (before, TRUST) if prior is None else (prior, FITTED_TRUST)
+            before = (passed + trust * guess) / (reached + trust)
             ratios.append(before)
         self.ratios = ratios  # conditional acceptance per position
         self.typical = list(accumulate(ratios, mul))  # P(1..k accepted) in a typical round

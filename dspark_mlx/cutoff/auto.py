@@ -14,9 +14,11 @@ from .base import Outcome, Plan, Setting
 from .choices import Choice, Looks, possible
 
 WARM_UP = 4  # rounds of evidence before anything is concluded
-EXPLORE = 0.01  # share of the time that may go to rounds that only teach
+EXPLORE = 0.01  # share of the time that may go to rounds that only teach,
+PROBE = 0.015  # and while standing down, where nothing else does
+ADVANCE = 6.0  # plain steps' worth of it to begin with, where no calibration is known
 DEBT = 4.0  # how far, in explored rounds, a promising probe may overdraw that share
-DOUBT = 0.5  # standard errors of a loss that are not yet believed
+DOUBT = 0.75  # standard errors of a loss that are not yet believed
 MOST_DOUBT = 0.08  # as a share of the rate
 RETIME = 64  # rounds after which the price of a plain step is stale
 
@@ -62,10 +64,12 @@ class AutoRun:
         self._acceptance = Acceptance(setting.drafts, setting.confident, setting.calibration)
         self._looks = Looks(setting.drafts)
         self._rounds = 0  # with drafts
-        self._credit = 0.0  # seconds that may be spent on learning
         self._since_plain = 0  # drafting rounds since a plain step was timed
         self._promising, self._standing = False, False
         self._rate, self._prices = 0.0, self._costs.at(0)
+        known = setting.calibration is not None and bool(setting.calibration.acceptance)
+        # seconds that may be spent on learning
+        self._credit = 0.0 if known else ADVANCE * self._prices.plain
 
     def again(self, setting: Setting) -> AutoRun:
         """A copy for another generation of the same pair."""
@@ -100,7 +104,7 @@ class AutoRun:
         if teaching := self._teaching(chosen, best, plain, drafts):
             self._credit -= teaching[0].excess(self._rate)
             return self._as_plan(teaching[0], plain, teaching[1], gain=best.rate)
-        self._credit += EXPLORE * chosen.seconds
+        self._credit += (PROBE if stands_down else EXPLORE) * chosen.seconds
         reason = "stood down" if stands_down else "confidence" if chosen.look else "length"
         return self._as_plan(chosen, plain, reason, gain=best.rate)
 
