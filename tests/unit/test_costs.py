@@ -132,6 +132,7 @@ def test_damaged_files_are_named(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written(pair, tmp_path, monkeypatch):
     """A measurement for the moment is still good; one that was asked for says so."""
+
     def full(path, content):
         raise OSError(28, "No space left on device")
 
