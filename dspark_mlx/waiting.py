@@ -35,5 +35,5 @@ class Waiting:
         """Everything that waits, joined, in the form of `Drafter.extend`; nothing waits then."""
         steps, following = self._features, mx.array(self._following)
         self._features, self._following = [], []
-        joined = [mx.concatenate(rows) for rows in zip(*steps, strict=True)]
+        joined = [mx.concatenate(list(rows)) for rows in zip(*steps, strict=True)]
         return (steps[0] if len(steps) == 1 else joined), following

@@ -16,7 +16,7 @@ from .choices import Choice, Looks, possible
 WARM_UP = 4  # rounds of evidence before anything is concluded
 EXPLORE = 0.01  # share of the time that may go to rounds that only teach,
 PROBE = 0.015  # and while standing down, where nothing else does
-ADVANCE = 6.0  # plain steps' worth of it to begin with, where no calibration is known
+ADVANCE = 4.0  # plain steps' worth of it to begin with, where no calibration is known
 DEBT = 4.0  # how far, in explored rounds, a promising probe may overdraw that share
 DOUBT = 0.75  # standard errors of a loss that are not yet believed
 MOST_DOUBT = 0.08  # as a share of the rate

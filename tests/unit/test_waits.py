@@ -154,8 +154,11 @@ def test_context_length_of_the_real_drafter(monkeypatch):
 
     monkeypatch.setattr(drafter, "propose", watched)
     for chunk in (3, 4096):
-        rounds = [e for e in stream(pair_with(target, drafter), PROMPT, max_tokens=12,
-                                    prefill_step_size=chunk) if isinstance(e, Round)]  # fmt: skip
+        events = stream(
+            pair_with(target, drafter), PROMPT, max_tokens=12, prefill_step_size=chunk,
+            cutoff="full",
+        )  # fmt: skip
+        rounds = [e for e in events if isinstance(e, Round)]
         assert seen == [r.anchor_position for r in rounds if r.proposed]
         seen.clear()
 
@@ -179,7 +182,9 @@ def test_context_catches_up_without_blocks(monkeypatch):
 
 def test_seconds_are_split_only_in_a_profiled_run():
     for profile in (False, True):
-        first, *rounds, last = stream(scripted(), PROMPT, max_tokens=20, profile=profile)
+        first, *rounds, last = stream(
+            scripted(), PROMPT, max_tokens=20, profile=profile, cutoff="full"
+        )
         assert isinstance(first, Prefilled) and isinstance(last, Finished)
         for r in rounds:
             assert (r.draft_seconds is not None) == (r.verify_seconds is not None) == profile
@@ -188,7 +193,11 @@ def test_seconds_are_split_only_in_a_profiled_run():
 
 
 def test_sure_confidence_is_reported():
-    rounds = [e for e in stream(scripted(confidence=sure(0.7)), PROMPT) if isinstance(e, Round)]
+    rounds = [
+        e
+        for e in stream(scripted(confidence=sure(0.7)), PROMPT, cutoff="full")
+        if isinstance(e, Round)
+    ]
     for r in rounds:
         assert r.confidence is None or r.confidence == pytest.approx([0.7] * len(r.proposed))
     assert rounds[0].confidence is not None
