@@ -75,6 +75,13 @@ def new_file(target: Path, suffix: str = "") -> Iterator[Path]:
         raise
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file whole, and its folder where there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path) as work:
+        work.write_bytes(content)
+
+
 def _swap(work: Path, target: Path) -> None:
     work.chmod(0o777 & ~_umask())
     if not target.exists():

@@ -15,6 +15,8 @@ COMMANDS = {
     "generate": ("dspark_mlx.commands.generate", "answer one prompt and show what speculation did"),
     "convert": ("dspark_mlx.convert.cli", "convert a PyTorch drafter checkpoint to MLX"),
     "inspect": ("dspark_mlx.commands.inspect", "show what a drafter is, and what target it needs"),
+    "calibrate": ("dspark_mlx.commands.calibrate", "fit a pair's confidences, measure its costs"),
+    "doctor": ("dspark_mlx.commands.doctor", "show the machine and whether speculation pays on it"),
     "models": ("dspark_mlx.commands.models", "list the known models and what is on disk"),
 }
 INTERRUPTED = 130

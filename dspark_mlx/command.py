@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
+from .cutoff import KNOWN
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, with exit code 2."""
@@ -63,7 +65,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
             help="tokens that the penalty looks back on (default 20)",
         )
     group.add_argument(
-        "--cutoff", default="full", help="full, fixed:N or threshold:T (default full)"
+        "--cutoff", default="auto", help=f"how much to verify: {KNOWN} (default auto)"
     )
     group.add_argument("--block-size", type=int, help="slots per block (default: the drafter's)")
     group.add_argument(

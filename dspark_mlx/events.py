@@ -42,6 +42,10 @@ class Round:
     a rejected draft), "bonus" (after a fully accepted proposal), "plain" (nothing was
     verified), or None (there is no final token).
     `proposal_len` is the verified length, cut after an accepted stop token (DeepSpec's count).
+    `reason`: why the policy verified so much, in a word or two ("stood down": nothing was
+    drafted because speculation would have lost; "drafter limit": the block would have passed the
+    drafter's own limit). `looked`: it waited for the confidences.
+    `gain`: the rate it expected of speculation, as a multiple of plain decoding's.
     """
 
     index: int  # 1, 2, ...
@@ -61,7 +65,9 @@ class Round:
     draft_seconds: float | None = None  # only in a profiled run
     verify_seconds: float | None = None
     finish_reason: str | None = None  # set on the last round
-    stood_down: bool = False  # nothing drafted: the block would pass the drafter's own limit
+    reason: str = ""
+    looked: bool = False
+    gain: float | None = None
 
     @property
     def text(self) -> str:

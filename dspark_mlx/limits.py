@@ -65,8 +65,14 @@ def block_slots(pair: Pair, options: Options, policy: Cutoff) -> int:
             f"block_size {options.block_size} is more than the {full} slots this drafter was "
             "trained for"
         )
-    if policy.needs_confidence and pair.drafter.config.confidence is None:
+    head = pair.drafter.config.confidence
+    if policy.needs_confidence and head is None:
         raise PairError("this cutoff needs a confidence head, and this drafter has none")
+    if not (policy.causal or options.sampling.greedy or (head and not head.with_markov)):
+        raise OptionError(
+            "this cutoff looks back from later confidences, which would change the distribution "
+            "of sampled text; use it with temperature 0, or take auto or paper"
+        )
     return options.block_size or full
 
 

@@ -19,12 +19,14 @@ from .checkpoints.source import read_config
 from .drafters.packing import BITS
 from .drafters.weights import load_drafter
 from .errors import CheckpointError, OptionError
+from .fingerprint import fingerprints
 from .fit import Strings, check_fit, folder_strings, tokenizer_strings
 from .pair import Pair
 from .registry import Progress, entry_of
 from .sharing import share_tables
 from .sync import settle
 from .targets.base import Target
+from .tuning import Tuning
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 KEEP = "keep"
@@ -73,8 +75,11 @@ def load(
     model = load_target(folder, name, dequantize=plan.dequantize, dtype=plan.dtype, kv=kv)
     tokenizer, stops = load_tokenizer(folder)
     entry = entry_of(name)
-    draft = None if source is None else _load_beside(model, tokenizer, source, plan)
-    return Pair(model, draft, tokenizer, entry.thinking if entry else None, stops)
+    thinking = entry.thinking if entry else None
+    if source is None:
+        return Pair(model, None, tokenizer, thinking, stops)
+    draft = _load_beside(model, tokenizer, source, plan)
+    return _kept(Pair(model, draft, tokenizer, thinking, stops))
 
 
 def with_drafter(pair: Pair, drafter: str | Path) -> Pair:
@@ -84,7 +89,17 @@ def with_drafter(pair: Pair, drafter: str | Path) -> Pair:
     """
     source = open_drafter(hub.drafter_folder(str(drafter)))
     loaded = _load_beside(pair.target, pair.tokenizer, source, _Plan(None, None))
-    return dataclasses.replace(pair, drafter=loaded)
+    return _kept(dataclasses.replace(pair, drafter=loaded))
+
+
+def _kept(pair: Pair) -> Pair:
+    """The pair with what is kept of its content between runs."""
+
+    def key() -> str:
+        found = fingerprints(pair)
+        return f"{str(found['target'])[:16]}-{str(found['drafter'])[:16]}"
+
+    return dataclasses.replace(pair, tuning=Tuning(key))
 
 
 def _load_beside(target: Target, tokenizer: Any, source: DrafterSource, plan: _Plan) -> Any:

@@ -75,7 +75,7 @@ class Options:
     presence_context_size: int = 20
     frequency_penalty: float | None = None
     frequency_context_size: int = 20
-    cutoff: str | Cutoff = "full"
+    cutoff: str | Cutoff = "auto"
     block_size: int | None = None
     drafter_context: int | None = None
     logprobs: bool | None = None

@@ -9,6 +9,7 @@ from .drafters.base import Drafter
 from .fit import check_fit, tokenizer_strings
 from .targets.base import Target
 from .targets.tapped import Tapped
+from .tuning import Tuning
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Pair:
 
     `target.model` is the untouched mlx-lm model, `tokenizer` mlx-lm's wrapper. `drafter` is
     None for plain decoding. `thinking` is the chat template's default for this pair (None:
-    the template's own).
+    the template's own). `tuning` is what was measured and fitted for this pair on this machine.
     """
 
     target: Target
@@ -25,6 +26,7 @@ class Pair:
     tokenizer: Any
     thinking: bool | None = None
     stop_ids: frozenset[int] = frozenset()
+    tuning: Tuning = field(default_factory=Tuning, repr=False, compare=False)
     tapped: Tapped = field(init=False)
 
     def __post_init__(self) -> None:

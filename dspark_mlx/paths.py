@@ -29,6 +29,11 @@ def downloads() -> Path:
     return home() / "downloads"
 
 
+def tuning() -> Path:
+    """Folder of what was measured and fitted on this machine."""
+    return home() / "tuning"
+
+
 def assets() -> Path:
     """Data shipped inside the package (read-only)."""
     return Path(__file__).parent / "assets"

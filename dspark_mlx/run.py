@@ -8,7 +8,8 @@ import mlx.core as mx
 from mlx_lm.generate import wired_limit
 
 from .choice import Choice, logprobs_of
-from .cutoff import Cutoff
+from .cutoff import Plan
+from .decisions import PAST_LIMIT, Decisions
 from .drafters.base import Proposal
 from .ending import Answer, Taken
 from .errors import UserError
@@ -72,8 +73,8 @@ class Run:
     ) -> None:
         self.pair, self.options = pair, options
         self.prompt, self.borders = list(prompt), borders
-        self.policy: Cutoff = options.policy
-        self.slots = block_slots(pair, options, self.policy)
+        self.slots = block_slots(pair, options, options.policy)
+        self.decisions = Decisions(pair, options, self.slots)
         check_bias(pair, options)
         limit = token_limit(pair, len(self.prompt), options, state.length if state else 0)
         self.answer = Answer(pair.tokenizer, pair.stop_ids, options.stop_strings, limit)
@@ -125,11 +126,13 @@ class Run:
 
     def round(self) -> Round:
         """One decode round (method section 1.4), committed before it is returned."""
+        self.decisions.begin()
         clock, state = Clock(), self.state
         state.busy = True
         anchor, position = state.tokens[-1], state.length
-        drawn = self._draft(anchor)
-        drafts = drawn.first(self._cut(drawn))
+        plan = self._plan()
+        drawn = self._draft(anchor, plan)
+        drafts = drawn.first(self._cut(drawn, plan))
         draft_seconds = self._split(clock, drawn.tokens)
         logits, features = state.forward(mx.concatenate([mx.array([anchor]), drafts.tokens]))
         verify_seconds = self._split(clock, logits)
@@ -144,10 +147,10 @@ class Run:
             behind=() if drawn.tokens.size else state.context_arrays(),
         )
         proposed, verified = self._counted(proposed, drafts.tokens.size)
-        taken = self._commit(proposed[:accepted] + final, features)
+        taken = self._commit(proposed[:accepted] + final, features, wait=plan.standing_down)
         origin = self._origin(len(taken.tokens), accepted, verified)
         self.rounds += 1
-        return Round(
+        event = Round(
             index=self.rounds,
             anchor=anchor,
             anchor_position=position,
@@ -165,8 +168,12 @@ class Run:
             draft_seconds=draft_seconds,
             verify_seconds=verify_seconds,
             finish_reason=self.answer.reason,
-            stood_down=self._stands_down(position),
+            reason=plan.reason,
+            looked=plan.look,
+            gain=plan.gain,
         )
+        self.decisions.observe(event)
+        return event
 
     def finished(self) -> Finished:
         """The closing event."""
@@ -180,31 +187,35 @@ class Run:
             rule=self.choice.rule,
         )
 
-    def _draft(self, anchor: int) -> Proposal:
-        """Draft a block (lazy), unless no draft could be verified."""
-        drafter, border = self.pair.drafter, self.state.cache.rows_until_border()
+    def _plan(self) -> Plan:
+        """What to draw and verify in this round."""
+        length, border = self.state.length, self.state.cache.rows_until_border()
+        if self._past_limit(length):
+            return Plan(0, 0, reason=PAST_LIMIT)
         remaining = self.answer.remaining if border is None else min(self.answer.remaining, border)
-        if drafter is None or remaining <= 1 or self._stands_down(self.state.length):
-            return _nothing()
-        drafts = drafter.drafts_of(self.slots)
-        count = int(min(self.policy.cap(drafts), drafts, remaining - 1))
-        if count < 1:
-            return _nothing()
-        drawn = self.choice.propose(drafter, self.state.context, anchor, self.slots, count)
-        mx.async_eval(drawn.tokens)  # the device drafts while the host builds the verify pass
-        return drawn
+        return self.decisions.plan(remaining, length)
 
-    def _stands_down(self, position: int) -> bool:
+    def _past_limit(self, position: int) -> bool:
         """Whether a block at this position would reach past the drafter's own limit."""
         limit = self.state.drafter_limit
         return limit is not None and position + self.slots > limit
 
-    def _cut(self, drawn: Proposal) -> int:
+    def _draft(self, anchor: int, plan: Plan) -> Proposal:
+        """Draft a block (lazy), as the plan says."""
+        drafter = self.pair.drafter
+        if drafter is None or plan.draw < 1:
+            return _nothing()
+        self.state.catch_up()
+        drawn = self.choice.propose(drafter, self.state.context, anchor, self.slots, plan.draw)
+        mx.async_eval(drawn.tokens)  # the device drafts while the host builds the verify pass
+        return drawn
+
+    def _cut(self, drawn: Proposal, plan: Plan) -> int:
         """How many of the drawn drafts to verify."""
-        if not drawn.tokens.size or not self.policy.needs_confidence:
-            return drawn.tokens.size
+        if not plan.look:
+            return plan.verify
         [logits] = self.host.read(drawn.confidence)
-        return self.policy.cut([to_probability(z) for z in logits])
+        return self.decisions.cut([to_probability(z) for z in logits])
 
     def _counted(self, proposed: list[int], verified: int) -> tuple[list[int], int]:
         """Proposed tokens and verified length, for kinds whose proposals end with a stop token.
@@ -225,7 +236,7 @@ class Run:
             return "plain"
         return "bonus" if accepted == verified else "correction"
 
-    def _commit(self, tokens: list[int], features: list[mx.array]) -> Taken:
+    def _commit(self, tokens: list[int], features: list[mx.array], wait: bool = False) -> Taken:
         """Record the tokens that the answer takes; settle the positions before the newest one.
 
         The pass that judged the tokens ran one row per token at least, so the first rows belong
@@ -233,7 +244,7 @@ class Run:
         """
         taken = self.answer.take(tokens)
         self.state.tokens += taken.tokens
-        self.state.settle(features, len(taken.tokens))
+        self.state.settle(features, len(taken.tokens), wait)
         self.choice.committed(taken.tokens)
         if self.answer.length - self._cleared_at >= CLEAR_EVERY:
             mx.clear_cache()

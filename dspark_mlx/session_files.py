@@ -34,6 +34,7 @@ def save(folder: Path, state: State, head: dict[str, Any]) -> None:
     if folder.exists() and not (folder / HEAD).is_file():
         raise UserError(f"{folder} exists and is not a saved session; choose another folder")
     state.repair()
+    state.catch_up()
     arrays, numbers = ({}, {}) if state.context is None else state.context.state()
     body = {
         "format": FORMAT,

@@ -1,8 +1,9 @@
 """What target and drafter remember of one token sequence, kept in agreement after any ending.
 
 Everything rests on one number: the first `length` ids of `tokens` are in the target's cache and
-in the drafter's context, and nothing else is. A one-shot generation starts from an empty state;
-a session goes on from where the last turn ended, in whatever way it ended.
+in the drafter's context (the newest may still wait to be put there), and nothing else is. A
+one-shot generation starts from an empty state; a session goes on from where the last turn ended,
+in whatever way it ended.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import mlx.core as mx
 
 from .pair import Pair
 from .text import shared_length
+from .waiting import Waiting
 
 MOST_CHECKPOINTS = 4
 
@@ -35,6 +37,7 @@ class State:
         self.length = 0
         self.cache = self.pair.target.new_cache()
         self.context: Any = None if drafter is None else drafter.start()
+        self.waiting = Waiting()
         self.busy = False  # whether a step began and has not been settled
         self._open = False  # whether it came as far as the target
         self._checkpoints: list[tuple[int, Any]] = []
@@ -60,13 +63,25 @@ class State:
         self.busy = self._open = True
         return self.pair.tapped(ids, self.cache)
 
-    def settle(self, features: list[mx.array], count: int) -> None:
-        """Keep the first `count` rows of the last forward, whose tokens `tokens` now holds."""
+    def settle(self, features: list[mx.array], count: int, wait: bool = False) -> None:
+        """Keep the first `count` rows of the last forward, whose tokens `tokens` now holds.
+
+        With `wait` the drafter is told of them later, by `catch_up`.
+        """
         length = self.length + count
         self.cache.keep(length)
         self._remember(features, count)
+        if self.waiting.full or not wait:
+            self.catch_up()
         self.length = length
         self.busy = self._open = False
+
+    def catch_up(self) -> None:
+        """Give the drafter what waits for it."""
+        if len(self.waiting):
+            assert self.pair.drafter is not None
+            self.pair.drafter.extend(self.context, *self.waiting.joined())
+            self.waiting = Waiting()
 
     def checkpoint(self) -> None:
         """Remember this place, if the cache could not be cut back to it later."""
@@ -78,6 +93,7 @@ class State:
     def fork(self) -> State:
         """An independent state of the same sequence."""
         self.repair()
+        self.catch_up()
         other = State(self.pair)
         other.cache = self.cache.fork()
         other.context = None if self.context is None else self.context.copy()
@@ -99,17 +115,17 @@ class State:
 
     def context_arrays(self) -> list[mx.array]:
         """The drafter's part of `arrays`."""
-        return [] if self.context is None else self.context.arrays()
+        return [] if self.context is None else [*self.context.arrays(), *self.waiting.arrays()]
 
     def _remember(self, features: list[mx.array], count: int) -> None:
-        drafter, begin = self.pair.drafter, self.length
-        if drafter is None or self.context.length != begin:
+        begin = self.length
+        if self.context is None or self.context.length + len(self.waiting) != begin:
             return
         if self.drafter_limit is not None:
             count = min(count, self.drafter_limit - begin)
         if count > 0:
-            following = mx.array(self.tokens[begin + 1 : begin + count + 1])
-            drafter.extend(self.context, [rows[:count] for rows in features], following)
+            following = self.tokens[begin + 1 : begin + count + 1]
+            self.waiting.add([rows[:count] for rows in features], following)
 
     def _rewind(self, length: int) -> None:
         """Cut everything back to `length` positions, or less where the cache cannot."""
@@ -125,8 +141,13 @@ class State:
         else:
             length, self.cache = 0, self.pair.target.new_cache()
         self.length = length
+        self._cut_context()
+
+    def _cut_context(self) -> None:
+        """Let the drafter know of nothing beyond `length`."""
         if self.context is not None:
-            self.context.cut(length)
+            self.waiting.cut(max(self.length - self.context.length, 0))
+            self.context.cut(self.length)
 
     def repair(self) -> None:
         """After a step that broke off anywhere: back to the settled positions, or to nothing."""
@@ -136,8 +157,7 @@ class State:
             if self._open:
                 self.cache.undo()
             self.length = self.cache.length
-            if self.context is not None:
-                self.context.cut(self.length)
+            self._cut_context()
             mx.eval(self.arrays())
         except Exception:  # noqa: BLE001 - whatever is wrong with them, they are not needed
             self.clear()

@@ -23,11 +23,13 @@ class Stats:
     proposal_len: int = 0
     accepted_at: list[int] = field(default_factory=list)  # rounds with more than k accepted
     judged_at: list[int] = field(default_factory=list)  # rounds that verified more than k
+    reasons: dict[str, int] = field(default_factory=dict)  # rounds by the policy's reason
+    gain_sum: float = 0.0  # of the rounds for which the policy expected a gain, and their number
+    gain_rounds: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     draft_seconds: float | None = None  # only from a profiled run
     verify_seconds: float | None = None
-    stood_down: int = 0  # rounds without a block, past the drafter's own limit
     rule: str | None = None  # how drafts were accepted, see Finished
     syncs: int = 0
     seed: int | None = None
@@ -54,9 +56,13 @@ class Stats:
         self.proposed += len(event.proposed)
         self.verified += event.verified
         self.accepted += event.accepted
-        self.stood_down += event.stood_down
         self.proposal_len += event.proposal_len
         self.decode_seconds += event.seconds
+        if event.reason:
+            self.reasons[event.reason] = self.reasons.get(event.reason, 0) + 1
+        if event.gain is not None:
+            self.gain_sum += event.gain
+            self.gain_rounds += 1
         missing = event.proposal_len - len(self.judged_at)
         for counts in (self.judged_at, self.accepted_at):
             counts.extend([0] * missing)
@@ -71,6 +77,21 @@ class Stats:
     def accept_len(self) -> float | None:
         """Committed tokens per round, the bonus or correction included."""
         return self.committed / self.rounds if self.rounds else None
+
+    @property
+    def expected_gain(self) -> float | None:
+        """Mean rate that the policy expected of speculation, over plain decoding's."""
+        return self.gain_sum / self.gain_rounds if self.gain_rounds else None
+
+    @property
+    def stood_down(self) -> int:
+        """Rounds without drafts because speculation would have lost."""
+        return self.reasons.get("stood down", 0)
+
+    @property
+    def past_limit(self) -> int:
+        """Rounds without drafts because a block would have passed the drafter's own limit."""
+        return self.reasons.get("drafter limit", 0)
 
     @property
     def verify_rate(self) -> float | None:
@@ -95,5 +116,8 @@ class Stats:
 
     def to_dict(self) -> dict[str, Any]:
         """Counts and ratios, JSON-ready."""
-        ratios = ("accept_len", "verify_rate", "acceptance", "tokens_per_second", "seconds")
+        ratios = (
+            "accept_len", "verify_rate", "acceptance", "tokens_per_second", "seconds",
+            "expected_gain", "stood_down",
+        )  # fmt: skip
         return asdict(self) | {name: getattr(self, name) for name in ratios}

@@ -29,17 +29,32 @@ def summary(stats: Stats, reason: str) -> str:
             lines.append(UNUSABLE)
     elif stats.rounds:
         lines.append("accepted    nothing was drafted (plain decoding)")
-    if stats.stood_down:
+    if stats.past_limit:
         lines.append(
-            f"stood down  {stats.stood_down} rounds were plain: past the drafter's own limit"
+            f"stood down  {stats.past_limit} rounds were plain: past the drafter's own limit"
         )
     if stats.rule == "match":
         lines.append("rule        drafts accepted where they match what the sampler drew")
+    lines += _decided(stats)
     if stats.draft_seconds is not None and stats.verify_seconds is not None:
         lines.append(_split(stats, stats.draft_seconds, stats.verify_seconds))
     if stats.seed is not None:  # the closing event came: nobody interrupted
         lines.append(f"memory      {stats.peak_memory:.2f} GB at peak; seed {stats.seed}")
     return "\n".join(lines)
+
+
+def _decided(stats: Stats) -> list[str]:
+    """What the policy made of it, where it weighed cost against gain."""
+    if stats.expected_gain is None:
+        return []
+    gain, share = stats.expected_gain, stats.stood_down / stats.rounds
+    line = f"decided     verified {stats.verified / stats.rounds:.1f} drafts per round"
+    if share:
+        line += f", stood down in {share:.0%} of rounds"
+    line += f"; speculation was expected to run at {gain:.2f}x plain decoding"
+    if gain < 1.0:
+        line += ": it does not pay here"
+    return [line]
 
 
 def _bars(stats: Stats) -> list[str]:

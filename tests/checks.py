@@ -20,8 +20,11 @@ from .fakes import Plain, ScriptedDrafter
 def check_run(
     pair: Pair, reference: Plain, limit: int, *, atol: float = 1e-4, **options
 ) -> list[Round]:
-    """Generate, hold everything against plain decoding, and return the rounds."""
-    options = {"max_tokens": limit, "logprobs": True} | options
+    """Generate, hold everything against plain decoding, and return the rounds.
+
+    Whole blocks are verified where the options name no cutoff, so that rounds can be foretold.
+    """
+    options = {"max_tokens": limit, "logprobs": True, "cutoff": "full"} | options
     events = run_events(pair, reference.prompt, Options.of(**options))
     first, *rounds, last = (e for e in events if not isinstance(e, Prefilling))
     assert (type(first), type(last)) == (Prefilled, Finished)

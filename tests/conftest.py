@@ -12,7 +12,7 @@ import pytest
 # the models here are tiny, and test processes run side by side: one thread each
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from dspark_mlx import Pair, fetch, load, smollm2
+from dspark_mlx import Pair, fetch, load, paths, smollm2
 
 FETCH_SECONDS = 900
 
@@ -24,6 +24,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "smollm2_folder" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(FETCH_SECONDS))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tuning_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What tests measure and fit does not go among the user's own."""
+    folder = tmp_path_factory.mktemp("tuning")
+    paths.tuning = lambda: folder
+    return folder
 
 
 @pytest.fixture(scope="session")

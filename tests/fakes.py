@@ -16,6 +16,7 @@ from mlx_lm.generate import generate_step
 from dspark_mlx.cache import TargetCache
 from dspark_mlx.cache.kinds import leaves
 from dspark_mlx.config import ConfidenceConfig, DrafterConfig, RopeConfig
+from dspark_mlx.costs import CostCurve
 from dspark_mlx.drafters.base import Pick, Proposal
 from dspark_mlx.pair import Pair
 from dspark_mlx.targets.base import Target
@@ -205,7 +206,7 @@ class ScriptedDrafter:
             num_key_value_heads=1, head_dim=1, rms_norm_eps=1e-6, vocab_size=target.vocab_size,
             rope=RopeConfig(1e4), block_size=block, mask_token_id=0, target_layer_ids=layers,
             num_target_layers=target.depth, max_position_embeddings=limit,
-            confidence=ConfidenceConfig(False) if confidence else None,
+            confidence=ConfidenceConfig(True) if confidence else None,
         )  # fmt: skip
 
     @property
@@ -272,6 +273,14 @@ def falling(tokens: list[mx.array]) -> mx.array:
     return mx.array(np.log(c / (1 - c)).astype(np.float32))
 
 
-def pair_with(target, drafter=None, stops=(), pieces=None) -> Pair:
-    """A pair around a fake target."""
-    return Pair(target, drafter, ByteTokenizer(pieces, stops), None, frozenset(stops))
+def pair_with(target, drafter=None, stops=(), pieces=None, curve=None) -> Pair:
+    """A pair around a fake target; its cost curve is given, so that nothing is measured."""
+    pair = Pair(target, drafter, ByteTokenizer(pieces, stops), None, frozenset(stops))
+    if drafter is not None:
+        pair.tuning.add_curve(0, curve or flat_curve(drafter.drafts_of(drafter.block_size)))
+    return pair
+
+
+def flat_curve(drafts: int) -> CostCurve:
+    """A machine on which more rows cost nothing and drafting next to nothing."""
+    return CostCurve((0.01,) * (drafts + 1), (0.0001,) * drafts, look=0.0001)

@@ -6,29 +6,33 @@ from collections.abc import Callable
 
 from dspark_mlx.errors import OptionError
 
-from .base import Cutoff
+from .auto import Auto
+from .base import Cutoff, Decider, Outcome, Plan, Setting
 from .full import Fixed, Full
+from .paper import Hindsight, Paper
 from .threshold import Threshold
 
-__all__ = ["KNOWN", "POLICIES", "Cutoff", "Fixed", "Full", "Threshold", "parse_cutoff"]
+__all__ = [
+    "KNOWN", "POLICIES", "Auto", "Cutoff", "Decider", "Fixed", "Full", "Hindsight", "Outcome",
+    "Paper", "Plan", "Setting", "Threshold", "parse_cutoff",
+]  # fmt: skip
 
 
 def parse_cutoff(value: str | Cutoff) -> Cutoff:
-    """`"full"`, `"fixed:N"`, `"threshold:T"`, or a policy object, which is returned as it is."""
+    """A policy by its name (see `KNOWN`), or a policy object, which is returned as it is."""
     if not isinstance(value, str):
-        if callable(getattr(value, "cap", None)) and callable(getattr(value, "cut", None)):
+        if callable(getattr(value, "start", None)):
             return value
-        raise OptionError(f"cutoff must be a name or a policy with cap and cut, not {value!r}")
-    name, _, argument = value.partition(":")
+        raise OptionError(f"cutoff must be a name or a policy with a start method, not {value!r}")
+    name, colon, argument = value.partition(":")
     if name not in POLICIES:
         raise OptionError(f"unknown cutoff {value!r}; known: {KNOWN}")
-    return POLICIES[name](argument)
-
-
-def _full(argument: str) -> Cutoff:
-    if argument:
-        raise OptionError(f"cutoff full takes no value, not {argument!r}")
-    return Full()
+    make = POLICIES[name]
+    if name in ARGUMENTS:
+        return make(argument)
+    if colon:
+        raise OptionError(f"cutoff {name} takes no value, not {argument!r}")
+    return make()
 
 
 def _fixed(argument: str) -> Cutoff:
@@ -49,9 +53,14 @@ def _threshold(argument: str) -> Cutoff:
     return Threshold(value)
 
 
-POLICIES: dict[str, Callable[[str], Cutoff]] = {
-    "full": _full,
+# name -> maker; those in ARGUMENTS take what follows the colon
+POLICIES: dict[str, Callable[..., Cutoff]] = {
+    "auto": Auto,
+    "full": Full,
     "fixed": _fixed,
     "threshold": _threshold,
+    "paper": Paper,
+    "hindsight": Hindsight,
 }
-KNOWN = "full, fixed:N, threshold:T"
+ARGUMENTS = {"fixed": "N", "threshold": "T"}
+KNOWN = ", ".join(f"{name}:{ARGUMENTS[name]}" if name in ARGUMENTS else name for name in POLICIES)

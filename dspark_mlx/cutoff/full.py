@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .base import Constant, Plan
+
 
 @dataclass(frozen=True)
-class Full:
+class Full(Constant):
     """Verify the whole block. Lossless: the length is a constant."""
 
-    needs_confidence: bool = False
-
-    def cap(self, drafts: int) -> int:
+    def plan(self, drafts: int, context: int) -> Plan:
         """All of them."""
-        return drafts
-
-    def cut(self, confidence: Sequence[float]) -> int:
-        """All of them."""
-        return len(confidence)
+        return Plan(drafts, drafts, reason="full")
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Constant):
     """Draft with the full block, verify at most `length` drafts. Lossless: a constant."""
 
     length: int
-    needs_confidence: bool = False
 
-    def cap(self, drafts: int) -> int:
-        """`length`, where the block has so many."""
-        return min(self.length, drafts)
-
-    def cut(self, confidence: Sequence[float]) -> int:
-        """All that were drawn."""
-        return len(confidence)
+    def plan(self, drafts: int, context: int) -> Plan:
+        """`length`, where the block has so many; no more are drawn."""
+        count = min(self.length, drafts)
+        return Plan(count, count, reason="fixed", standing_down=self.length == 0)

@@ -70,7 +70,7 @@ def test_pooled_acceptance(pair_of, fixtures, drafter):
     for prompt, run in golden_runs(fixtures, drafter):
         if run["max_new_tokens"] != 64 or run["threshold"] not in (0.0, None):
             continue
-        events = list(stream(pair_of(drafter), prompt["ids"], max_tokens=64))
+        events = list(stream(pair_of(drafter), prompt["ids"], max_tokens=64, cutoff="full"))
         rounds = [e for e in events if isinstance(e, Round)]
         for ours, record in zip(rounds, run["rounds"], strict=False):
             if limit_bites(record, prompt, 64):

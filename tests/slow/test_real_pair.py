@@ -58,7 +58,9 @@ def test_shipped_drafter_accepts_as_the_recorded_one(pair, fixtures):
     ours, theirs = Stats(), [0, 0]
     for name, prompts in json.loads((fixtures / "reference_run.json").read_text()).items():
         for case in prompts:
-            events = list(stream(pair, messages=messages(case["prompt"]), max_tokens=128))
+            events = list(
+                stream(pair, messages=messages(case["prompt"]), max_tokens=128, cutoff="full")
+            )
             tokens = [events[0].token] + [t for e in events[1:-1] for t in e.tokens]
             assert tokens == case["output_ids"], name
             add_before_limit(ours, [e for e in events if isinstance(e, Round)])

@@ -107,7 +107,7 @@ def test_source_form_loads_directly_and_behaves_like_the_converted_one(tmp_path)
         load(TARGET, tmp_path / "out"),
     )
     assert identical(behaviour(source.drafter), behaviour(converted.drafter))
-    assert generate(source, PROMPT, max_tokens=30).stats.proposed > 0
+    assert generate(source, PROMPT, max_tokens=30, cutoff="full").stats.proposed > 0
 
 
 # precision
@@ -132,7 +132,7 @@ def test_quantize_packs_the_drafter_as_asked_and_leaves_the_target(tmp_path, bit
         pair = load(TARGET, drafter, quantize=bits)
         assert packed(pair.drafter) == {(bits, 64)}
         assert packed(pair.target.model) == set()
-        assert generate(pair, PROMPT, max_tokens=12).stats.proposed > 0
+        assert generate(pair, PROMPT, max_tokens=12, cutoff="full").stats.proposed > 0
 
 
 def test_stored_quantization_is_undone_on_cpu_and_kept_on_request(tmp_path):
@@ -153,7 +153,7 @@ def test_every_dtype_drafts(dtype):
     for module in (pair.target.model, pair.drafter):
         found = {value.dtype for _, value in tree_flatten(module.parameters())}
         assert found == {getattr(mx, dtype)}
-    stats = generate(pair, PROMPT, max_tokens=20).stats
+    stats = generate(pair, PROMPT, max_tokens=20, cutoff="full").stats
     assert stats.proposed > 0 and stats.accepted > 0
 
 

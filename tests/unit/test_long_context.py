@@ -100,16 +100,16 @@ def test_speculation_stands_down_at_the_drafters_limit():
         rounds += [event] if isinstance(event, Round) else []
     assert [t for r in rounds for t in r.tokens] == reference.tokens[1:]
     for r in rounds:
-        assert r.stood_down == (r.anchor_position + 7 > 40) == (not r.proposed)
-    assert 0 < stats.stood_down < stats.rounds
+        assert (r.reason == "drafter limit") == (r.anchor_position + 7 > 40) == (not r.proposed)
+    assert 0 < stats.past_limit < stats.rounds
     assert drafter.memories[-1].length == 40
-    assert f"{stats.stood_down} rounds were plain" in summary(stats, "length")
+    assert f"{stats.past_limit} rounds were plain" in summary(stats, "length")
     # one long prompt does not switch it off for the next one (P22)
     again, _, _ = proposals(pair, PROMPT[:10])
     assert again == reference.tokens[1:LENGTH]
-    assert not generate(pair, PROMPT[:10], max_tokens=12).stats.stood_down
+    assert not generate(pair, PROMPT[:10], max_tokens=12).stats.past_limit
     beyond = generate(pair, PROMPT[:50], max_tokens=5).stats
-    assert (beyond.stood_down, beyond.proposed) == (beyond.rounds, 0)
+    assert (beyond.past_limit, beyond.proposed) == (beyond.rounds, 0)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "eagle3"])
@@ -120,8 +120,8 @@ def test_speculation_comes_back_when_the_context_is_cut(name, monkeypatch):
         dataclasses.replace(base.drafter.config, max_position_embeddings=60),
     )  # fmt: skip
     session = ChatSession(base, max_tokens=20)
-    assert session.send(FIRST).stats.stood_down == 0
-    assert session.send(SECOND).stats.stood_down > 0
+    assert session.send(FIRST).stats.past_limit == 0
+    assert session.send(SECOND).stats.past_limit > 0
     assert session._state.context.length <= 60
     assert session.send("Why?").stats.proposed == 0
     session.cut(1)

@@ -13,8 +13,9 @@ from tests.markov import markov_target, random_table
 LENGTH = 26
 SCRIPTS = ["oracle", "wrong", *(f"first {k} right" for k in range(8)), "random",
            "random or right", "second choice"]  # fmt: skip
-CUTOFFS = ["full", "fixed:0", "fixed:1", "fixed:3", "fixed:99",
-           "threshold:0", "threshold:0.65", "threshold:1"]  # fmt: skip
+STATELESS = ["full", "fixed:0", "fixed:1", "fixed:3", "fixed:99",
+             "threshold:0", "threshold:0.65", "threshold:1"]  # fmt: skip
+CUTOFFS = [*STATELESS, "auto", "auto", "paper", "hindsight"]
 
 
 @functools.cache
@@ -56,7 +57,7 @@ def test_any_script(form, seed):
 @pytest.mark.parametrize("block", range(1, 9))
 def test_blocks_and_cutoffs(block):
     target, reference = recorded("qwen3", 0)
-    for script, cutoff in [("oracle", c) for c in CUTOFFS] + [
+    for script, cutoff in [("oracle", c) for c in STATELESS] + [
         (f"first {k} right", "full") for k in range(block)
     ]:
         drafter = scripted(target, reference, script, block=block, confidence=falling)

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from dspark_mlx import generate, stream, stream_generate
-from dspark_mlx.cutoff import parse_cutoff
+from dspark_mlx.cutoff import Plan, parse_cutoff
+from dspark_mlx.cutoff.base import Constant
 from dspark_mlx.errors import OptionError, PairError, UserError
 from dspark_mlx.options import Options
 from dspark_mlx.sampling import Sampling
@@ -101,9 +102,11 @@ def test_threshold_needs_a_confidence_head(pair):
 
 def test_temperatures_that_are_greedy(pair, recwarn):
     """0, None, 0.0 and 1e-6 all are (P29)."""
-    want = generate(pair, [1, 2, 3], max_tokens=20)
+    want = generate(pair, [1, 2, 3], max_tokens=20, cutoff="full")
     for temperature in (0, 0.0, None, 1e-6, 9.9e-6):
-        answer = generate(pair, [1, 2, 3], max_tokens=20, temperature=temperature, top_p=0.5)
+        answer = generate(
+            pair, [1, 2, 3], max_tokens=20, temperature=temperature, top_p=0.5, cutoff="full"
+        )
         assert answer.tokens == want.tokens
         assert answer.stats.accepted == want.stats.accepted > 10
     assert not recwarn.list
@@ -140,9 +143,9 @@ def test_top_k_up_to_and_beyond_the_vocabulary(pair, top_k):
 
 def test_logprobs_are_given_when_asked_for(pair):
     assert generate(pair, [1, 2, 3], max_tokens=9).logprobs is None
-    answer = generate(pair, [1, 2, 3], max_tokens=9, logprobs=True)
+    answer = generate(pair, [1, 2, 3], max_tokens=9, logprobs=True, cutoff="full")
     assert len(answer.logprobs) == 9
-    responses = list(stream_generate(pair, [1, 2, 3], max_tokens=9, logprobs=True))
+    responses = list(stream_generate(pair, [1, 2, 3], max_tokens=9, logprobs=True, cutoff="full"))
     assert [r.logprobs for r in responses] == answer.logprobs
     assert [r.generation_tokens for r in responses] == list(range(1, 10))
     assert [r.finish_reason for r in responses] == [None] * 8 + ["length"]
@@ -152,7 +155,7 @@ def test_logprobs_are_given_when_asked_for(pair):
     assert [r.from_draft for r in responses] == [False] + [True] * 5 + [False, True, False]
 
 
-class Odd:
+class Odd(Constant):
     """A policy of somebody else's that answers nonsense."""
 
     needs_confidence = True
@@ -160,8 +163,8 @@ class Odd:
     def __init__(self, cap, cut):
         self._cap, self._cut = cap, cut
 
-    def cap(self, drafts):
-        return self._cap
+    def plan(self, drafts, context):
+        return Plan(self._cap, self._cap, look=True)
 
     def cut(self, confidence):
         return self._cut

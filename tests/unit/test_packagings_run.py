@@ -33,7 +33,7 @@ def alone():
 def test_the_text_is_the_targets(tmp_path, alone, form):
     name, writer = FORMS[form]
     folder = writer(tmp_path / "d", *pack.native(name))
-    done = generate(load(TARGET, folder), PROMPT, max_tokens=24)
+    done = generate(load(TARGET, folder), PROMPT, max_tokens=24, cutoff="full")
     assert done.tokens == alone and done.stats.proposed > 0
 
 
@@ -44,7 +44,7 @@ def test_a_trained_drafter_accepts_as_much_in_any_packaging(tmp_path):
     for writer in (lambda *a: FIXTURES / "dspark-vanilla", written(pack.speculators, full=False),
                    written(pack.specforge), written(pack.lfm2), gguf_writer.gguf):  # fmt: skip
         folder = writer(tmp_path / str(len(stats)), config, tensors)
-        done = generate(load(TARGET, folder), "hello the", max_tokens=40)
+        done = generate(load(TARGET, folder), "hello the", max_tokens=40, cutoff="full")
         stats.append((done.tokens, done.stats.rounds, done.stats.proposed, done.stats.accepted))
     assert len(set(map(str, stats))) == 1
     assert stats[0][3] > 10

@@ -6,6 +6,8 @@ import pytest
 
 import dspark_mlx.verify
 from dspark_mlx import Prefilled, Round, generate
+from dspark_mlx.costs import CostCurve
+from dspark_mlx.cutoff import Hindsight
 from dspark_mlx.options import Options
 from dspark_mlx.run import run_events
 from dspark_mlx.sampling import Sampling
@@ -141,6 +143,8 @@ def uncertain(tokens):
     return mx.concatenate([mx.array([1.2]), *later])
 
 
+# rows that cost enough for a policy to weigh them
+STEEP = CostCurve(tuple(0.01 + 0.003 * k for k in range(6)), (0.0005,) * 5, look=0.0001)
 END_TO_END = [
     ("full", 4, None, {"temperature": 1.0}),
     ("full", 1, None, {"temperature": 1.5}),
@@ -150,17 +154,21 @@ END_TO_END = [
     ("threshold:0.5", 5, None, {"temperature": 1.0}),
     ("threshold:0.7", 5, None, {"temperature": 1.0, "top_k": 4}),
     ("threshold:0.5", 5, 3, {"temperature": 0.7, "min_p": 0.1}),
+    ("auto", 5, None, {"temperature": 1.0}),
+    ("auto", 5, 3, {"temperature": 0.7, "min_p": 0.1}),
+    ("paper", 5, None, {"temperature": 1.0}),
 ]
 
 
-def long_run(p, script, cutoff, block, slots, length, confidence=uncertain, **options):
+def long_run(p, script, cutoff, block, slots, length, confidence=uncertain, curve=None, **options):
     """The rounds of one long generation, and all its tokens after the prompt [0, 0]."""
     target = markov_target(p)
     drafter = ScriptedDrafter(target, script, block=block, confidence=confidence)
     settings = Options.of(
         max_tokens=length, cutoff=cutoff, block_size=slots, seed=options.pop("seed", 1), **options
     )
-    events = list(run_events(pair_with(target, drafter), [0, 0], settings))
+    pair = pair_with(target, drafter, curve=curve)
+    events = list(run_events(pair, [0, 0], settings))
     tokens = [0, 0, events[0].token] + [t for e in events[1:-1] for t in e.tokens]
     drafter.check(tokens)
     return events[1:-1], np.array(tokens)
@@ -170,7 +178,9 @@ def long_run(p, script, cutoff, block, slots, length, confidence=uncertain, **op
 def test_law_of_a_long_run(cutoff, block, slots, options):
     """Every transition of one generation follows the target's table, wherever rounds begin."""
     p, q = random_table(3, V, 1.2), np.random.default_rng(4).standard_normal((V, V))
-    rounds, tokens = long_run(p, markov_script(q), cutoff, block, slots, 700, **options)
+    rounds, tokens = long_run(
+        p, markov_script(q), cutoff, block, slots, 700, curve=STEEP, **options
+    )
     law = np.array(Sampling(**options).probabilities(mx.array(p.astype(np.float32))))
     counts = np.zeros((V, V, V))
     np.add.at(counts, (tokens[:-2], tokens[1:-1], tokens[2:]), 1)
@@ -184,7 +194,7 @@ def test_law_of_a_long_run(cutoff, block, slots, options):
     assert lengths <= {"full": {slots or block}, "fixed:2": {2}, "fixed:0": {0}}.get(
         cutoff, set(range(6))
     ) | set(range(block))
-    assert len(lengths) > 2 or not cutoff.startswith("threshold")
+    assert len(lengths) > 2 or cutoff.startswith("f")
 
 
 @pytest.mark.parametrize("options", [o for *_, o in END_TO_END], ids=str)
@@ -223,22 +233,10 @@ def test_broken_drafter(broken):
     assert chi_square(np.bincount(tokens[2:], minlength=3), law) > LEAST
 
 
-class Hindsight:
-    """NOT lossless, for the test only: the best length in view of confidences that saw tokens."""
+class Unrefused(Hindsight):
+    """The policy that is refused when sampling, let through to see what it would do."""
 
-    needs_confidence = True
-
-    def cap(self, drafts):
-        return drafts
-
-    def cut(self, confidence):
-        speed, expected, rates = (1.0, 0.5, 0.45), 1.0, [1.0]
-        survival = 1.0
-        for c, s in zip(confidence, speed[1:], strict=False):
-            survival *= c
-            expected += survival
-            rates.append(expected * s)
-        return int(np.argmax(rates))
+    causal = True
 
 
 def telling(tokens):
@@ -251,20 +249,26 @@ def telling(tokens):
 @pytest.mark.parametrize(
     ("cutoff", "law", "lengths"),
     [
+        ("full", (0.7, 0.3), {2}),
+        ("fixed:1", (0.7, 0.3), {1}),
         ("threshold:0.5", (0.7, 0.3), {1, 2}),
         ("threshold:0.95", (0.7, 0.3), {0}),
-        (Hindsight(), (0.85, 0.15), {0, 2}),
+        ("paper", (0.7, 0.3), {0}),
+        ("auto", (0.7, 0.3), None),
+        (Unrefused(), (0.85, 0.15), {0, 2}),
     ],
-    ids=["threshold:0.5", "threshold:0.95", "hindsight"],
+    ids=["full", "fixed:1", "threshold:0.5", "threshold:0.95", "paper", "auto", "hindsight"],
 )
 def test_two_token_counterexample(cutoff, law, lengths):
     """A causal cut keeps (0.7, 0.3); the hindsight of Appendix A gives (0.85, 0.15), and shows."""
+    speeds = (1.0, 0.5, 0.45)  # rounds per second with 1, 2 and 3 rows
     rounds, _ = long_run(
         np.log([0.7, 0.3]), markov_script(np.log(np.full((2, 2), 0.5))), cutoff, 2, None, 800,
-        confidence=telling, temperature=1.0,
+        confidence=telling, curve=CostCurve(tuple(1 / s for s in speeds), (1e-9, 1e-9)),
+        temperature=1.0,
     )  # fmt: skip
     rounds = rounds[:-1]
-    assert {r.verified for r in rounds} == lengths
+    assert lengths is None or {r.verified for r in rounds} == lengths
     counts = np.bincount([r.tokens[0] for r in rounds], minlength=2)
     assert chi_square(counts, law) > LEAST
     assert (chi_square(counts, (0.7, 0.3)) > LEAST) == (law[0] == 0.7)

@@ -90,7 +90,7 @@ def test_only_kept_tokens_are_drafted_and_nothing_is_lost(tmp_path, pair_of, dra
     pair = load(TARGET, tmp_path / "out")
     kept = set(pair.drafter.draft_ids.tolist())
     assert len(kept) == 120 == pair.drafter.config.draft_vocab_size
-    answer = generate(pair, PROMPT, max_tokens=60, temperature=temperature, seed=3)
+    answer = generate(pair, PROMPT, max_tokens=60, temperature=temperature, seed=3, cutoff="full")
     assert answer.stats.proposed > 0 and answer.stats.accepted > 0
     if not temperature:
         assert answer.tokens == generate(pair_of(False), PROMPT, max_tokens=60).tokens

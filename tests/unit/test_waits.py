@@ -36,7 +36,7 @@ def scripted(script="oracle", confidence=None, **more):
 @pytest.mark.parametrize(
     ("options", "per_round"),
     [
-        ({}, 1),
+        ({"cutoff": "full"}, 1),
         ({"cutoff": "fixed:2"}, 1),
         ({"cutoff": "fixed:0"}, 1),
         ({"cutoff": "threshold:0"}, 1),
@@ -51,6 +51,7 @@ def scripted(script="oracle", confidence=None, **more):
 def test_one_wait_per_round(temperature, script, options, per_round, monkeypatch):
     """`syncs` is the truth, and nothing else waits for the device."""
     pair = scripted(script, falling)
+    options = {"cutoff": "full"} | options
     checked = Options.of(max_tokens=40, temperature=temperature, seed=1, **options)
     waits = Waits(monkeypatch)
     events = list(run_events(pair, PROMPT, checked))
@@ -72,7 +73,7 @@ def test_real_drafter_waits_once(monkeypatch):
     for options in ({}, {"temperature": 1.0, "seed": 1}):
         with monkeypatch.context() as patch:
             waits = Waits(patch)
-            events = list(stream(pair, [1, 2, 3], max_tokens=12, **options))
+            events = list(stream(pair, [1, 2, 3], max_tokens=12, cutoff="full", **options))
         assert waits.evals == events[-1].syncs == 2 + len(events) - 2
         assert waits.strays == []
 
@@ -155,8 +156,11 @@ def test_context_length_of_the_real_drafter(monkeypatch):
 
     monkeypatch.setattr(drafter, "propose", watched)
     for chunk in (3, 4096):
-        rounds = [e for e in stream(pair_with(target, drafter), PROMPT, max_tokens=12,
-                                    prefill_step_size=chunk) if isinstance(e, Round)]  # fmt: skip
+        events = stream(
+            pair_with(target, drafter), PROMPT, max_tokens=12, prefill_step_size=chunk,
+            cutoff="full",
+        )  # fmt: skip
+        rounds = [e for e in events if isinstance(e, Round)]
         assert seen == [r.anchor_position for r in rounds if r.proposed]
         seen.clear()
 
@@ -171,16 +175,19 @@ def test_context_catches_up_without_blocks(monkeypatch):
         BlockContext, "arrays", lambda self: handed.append(arrays_of(self)) or handed[-1]
     )
     monkeypatch.setattr(mx, "eval", lambda arrays: evaluated.append(arrays) or evaluate(arrays))
-    for event in stream(pair_with(target, drafter), [1], max_tokens=8, cutoff="fixed:0"):
+    for event in stream(pair_with(target, drafter), [1], max_tokens=140, cutoff="fixed:0"):
         if isinstance(event, Round):
             assert len(handed) == event.index
             assert {id(a) for a in handed[-1]} <= {id(a) for a in evaluated[-1]}
-            assert len(handed[-1]) == (1 if event.index == 1 else 5)
+            # 64 positions go in at a time: pending first, then keys and values of two layers
+            assert len(handed[-1]) == (1 if event.index <= 64 else 5)
 
 
 def test_seconds_are_split_only_in_a_profiled_run():
     for profile in (False, True):
-        first, *rounds, last = stream(scripted(), PROMPT, max_tokens=20, profile=profile)
+        first, *rounds, last = stream(
+            scripted(), PROMPT, max_tokens=20, profile=profile, cutoff="full"
+        )
         assert isinstance(first, Prefilled) and isinstance(last, Finished)
         for r in rounds:
             assert (r.draft_seconds is not None) == (r.verify_seconds is not None) == profile
@@ -189,7 +196,11 @@ def test_seconds_are_split_only_in_a_profiled_run():
 
 
 def test_sure_confidence_is_reported():
-    rounds = [e for e in stream(scripted(confidence=sure(0.7)), PROMPT) if isinstance(e, Round)]
+    rounds = [
+        e
+        for e in stream(scripted(confidence=sure(0.7)), PROMPT, cutoff="full")
+        if isinstance(e, Round)
+    ]
     for r in rounds:
         assert r.confidence is None or r.confidence == pytest.approx([0.7] * len(r.proposed))
     assert rounds[0].confidence is not None
