@@ -177,6 +177,8 @@ class Run:
 
     def finished(self) -> Finished:
         """The closing event."""
+        self.state.catch_up()
+        mx.async_eval(*self.state.context_arrays())  # another thread may go on from here
         return Finished(
             reason=self.answer.reason or "length",
             tokens=self.answer.length,

@@ -12,6 +12,7 @@ from tests.fakes import RecordingTarget, ScriptedDrafter, says
 FIXTURES = Path(__file__).parent / "fixtures"
 FIRST, SECOND, THIRD = "What is 3 + 4?", "And 5?", "Why?"
 TURN = 14  # tokens of an answer
+DEFAULTS = {"max_tokens": TURN, "cutoff": "full"}  # whole blocks, so that rounds can be compared
 VOCAB = 320
 
 # name -> target and drafter folders; a hybrid pair is one more line
@@ -70,13 +71,13 @@ class Seen:
 
 def fresh(pair: Pair, messages, **options) -> Seen:
     """The answer of a process that knows nothing yet."""
-    return Seen.of(stream(pair, messages=messages, **{"max_tokens": TURN} | options))
+    return Seen.of(stream(pair, messages=messages, **DEFAULTS | options))
 
 
 def check_turn(session: ChatSession, text: str, least_cached: int = 0, **options) -> Seen:
     """The session answers `text` as a fresh process does, proposals included."""
     want = fresh(session.pair, [*session.messages, {"role": "user", "content": text}], **options)
-    ours = Seen.of(session.stream(text, **{"max_tokens": TURN} | options))
+    ours = Seen.of(session.stream(text, **DEFAULTS | options))
     assert ours.answer.tokens == want.answer.tokens
     assert ours.answer.text == want.answer.text == session.messages[-1]["content"]
     assert ours.answer.finish_reason == want.answer.finish_reason

@@ -20,7 +20,7 @@ LENGTH = 30
 
 
 def proposals(pair, prompt=PROMPT, **options):
-    events = list(stream(pair, prompt, max_tokens=LENGTH, **options))
+    events = list(stream(pair, prompt, max_tokens=LENGTH, cutoff="full", **options))
     rounds = [e for e in events if isinstance(e, Round)]
     tokens = [t for e in rounds for t in e.tokens]
     return tokens, [r.proposed for r in rounds], rounds
@@ -75,7 +75,7 @@ def test_session_beyond_the_window(monkeypatch):
     """Dropped rows cannot come back after a cut: fewer are looked at, the answer is the same."""
     monkeypatch.setattr(context_module, "SLACK", 4)
     pair = pair_named("qwen3")
-    session = ChatSession(pair, drafter_context=20, max_tokens=12)
+    session = ChatSession(pair, drafter_context=20, max_tokens=12, cutoff="full")
     for text in (FIRST, SECOND):
         check_turn(session, text, drafter_context=20)
     first = generate(pair, messages=session.messages[:1], max_tokens=12).tokens
@@ -95,7 +95,7 @@ def test_speculation_stands_down_at_the_drafters_limit():
     """Plain beyond it, told, counted, and the drafter's memory does not grow (P21, P23)."""
     pair, reference, drafter = limited(40)
     stats, rounds = Stats(), []
-    for event in stream(pair, PROMPT[:10], max_tokens=60):
+    for event in stream(pair, PROMPT[:10], max_tokens=60, cutoff="full"):
         stats.add(event)
         rounds += [event] if isinstance(event, Round) else []
     assert [t for r in rounds for t in r.tokens] == reference.tokens[1:]
@@ -119,7 +119,7 @@ def test_speculation_comes_back_when_the_context_is_cut(name, monkeypatch):
         base.drafter, "config",
         dataclasses.replace(base.drafter.config, max_position_embeddings=60),
     )  # fmt: skip
-    session = ChatSession(base, max_tokens=20)
+    session = ChatSession(base, max_tokens=20, cutoff="full")
     assert session.send(FIRST).stats.past_limit == 0
     assert session.send(SECOND).stats.past_limit > 0
     assert session._state.context.length <= 60

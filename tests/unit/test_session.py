@@ -55,7 +55,7 @@ def test_three_turns(name, monkeypatch):
 def test_new_tokens_only(name, monkeypatch):
     """The target's forwards of turn 2 cover exactly what was not in the cache."""
     pair = pair_named(name)
-    session = ChatSession(pair, max_tokens=TURN)
+    session = ChatSession(pair, max_tokens=TURN, cutoff="full")
     session.send(FIRST)
     widths = counted(pair, monkeypatch)
     events = session.stream(SECOND)
@@ -78,7 +78,7 @@ def test_after_a_stop_token_at_any_block_position(name):
         if token in tokens[:offset]:
             continue
         stopping = dataclasses.replace(pair, stop_ids=frozenset({token}))
-        session = ChatSession(stopping, max_tokens=TURN)
+        session = ChatSession(stopping, max_tokens=TURN, cutoff="full")
         teach(pair, session._ids(USER), tokens)
         answer = session.send(FIRST)
         assert (answer.tokens, answer.finish_reason) == (tokens[: offset + 1], "stop")
@@ -104,7 +104,7 @@ def test_after_a_stop_string_inside_a_block(name):
     whole = fresh(pair_named(name), USER).answer
     for begin in range(0, len(whole.text) - 2, 2):
         stop = whole.text[begin : begin + 2]
-        session = ChatSession(pair, max_tokens=TURN)
+        session = ChatSession(pair, max_tokens=TURN, cutoff="full")
         teach(pair, session._ids(USER), whole.tokens)
         answer = session.send(FIRST, stop=stop)
         assert answer.text == whole.text[: whole.text.index(stop)]
@@ -117,10 +117,10 @@ def test_after_a_stop_string_inside_a_block(name):
 def test_after_closing_between_any_two_yields(name):
     """(d)"""
     pair = pair_named(name)
-    whole = len(list(ChatSession(pair).stream(FIRST, max_tokens=TURN)))
+    whole = len(list(ChatSession(pair).stream(FIRST, max_tokens=TURN, cutoff="full")))
     for count in range(whole + 1):
         session = ChatSession(pair)
-        events = session.stream(FIRST, max_tokens=TURN)
+        events = session.stream(FIRST, max_tokens=TURN, cutoff="full")
         seen = [next(events) for _ in range(count)]
         events.close()
         text = "".join(e.text for e in seen if isinstance(e, Prefilled | Round))
@@ -169,7 +169,7 @@ def test_after_an_error_anywhere(name, place, monkeypatch):
     """(e): in draft, verify, sampling, commit or evaluation, an error or an interrupt."""
     pair = pair_named(name)
     for after in (0, 1, 2):
-        session = ChatSession(pair, max_tokens=TURN)
+        session = ChatSession(pair, max_tokens=TURN, cutoff="full")
         session.send(FIRST, max_tokens=5)
         before = session.messages
         with monkeypatch.context() as patch, pytest.raises(Broken):
@@ -183,7 +183,7 @@ def test_after_an_error_anywhere(name, place, monkeypatch):
 @EVERY
 def test_an_error_costs_no_more_than_the_broken_step(name, monkeypatch):
     """Settled positions are still there, where a window was not overwritten in place."""
-    session = ChatSession(pair_named(name), max_tokens=TURN)
+    session = ChatSession(pair_named(name), max_tokens=TURN, cutoff="full")
     session.send(FIRST, max_tokens=5)
     with monkeypatch.context() as patch, pytest.raises(Broken):
         break_in("judge", 3, session, patch)
@@ -195,7 +195,7 @@ def test_an_error_costs_no_more_than_the_broken_step(name, monkeypatch):
 @EVERY
 def test_regenerate_and_edit(name):
     """Cut back to any earlier turn (P16: a window that wrapped is not cut, but built again)."""
-    session = ChatSession(pair_named(name), max_tokens=TURN)
+    session = ChatSession(pair_named(name), max_tokens=TURN, cutoff="full")
     answers = [session.send(text).tokens for text in (FIRST, SECOND, THIRD)]
     for turn in (2, -1, 1, 0):
         session_then = session.fork()
@@ -239,7 +239,7 @@ def test_a_turn_without_a_token_never_happened(monkeypatch):
 
 
 def test_a_new_answer_ends_the_one_before():
-    session = ChatSession(pair_named("qwen3"), max_tokens=TURN)
+    session = ChatSession(pair_named("qwen3"), max_tokens=TURN, cutoff="full")
     old = session.stream(FIRST)
     said = [next(old).text, next(old).text]
     new = session.stream(SECOND)

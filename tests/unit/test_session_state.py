@@ -59,7 +59,7 @@ def test_template_that_rewrites_history(name):
 
 @BOTH
 def test_forks_are_independent(name):
-    session = ChatSession(pair_named(name), max_tokens=TURN)
+    session = ChatSession(pair_named(name), max_tokens=TURN, cutoff="full")
     session.send(FIRST)
     a, b = session.fork(), session.fork()
     half = a.stream(SECOND)
@@ -85,7 +85,7 @@ def test_shared_prefix_is_processed_once():
 @EVERY
 def test_saved_and_loaded(name, tmp_path):
     pair = pair_named(name)
-    session = ChatSession(pair, max_tokens=TURN)
+    session = ChatSession(pair, max_tokens=TURN, cutoff="full")
     session.send(FIRST)
     session.send(SECOND, max_tokens=6)
     for _ in range(2):  # the second time over the first
@@ -105,7 +105,7 @@ def test_saved_and_loaded(name, tmp_path):
 def test_saved_session_is_refused_by_another_pair(tmp_path):
     """By content: a copy of the same weights under another name is the same model."""
     pair = pair_named("qwen3")
-    session = ChatSession(pair, max_tokens=TURN)
+    session = ChatSession(pair, max_tokens=TURN, cutoff="full")
     session.send(FIRST)
     session.save(tmp_path / "chat")
     renamed = dataclasses.replace(pair, target=copy.copy(pair.target))
@@ -136,7 +136,7 @@ def test_fingerprint_sees_one_changed_weight():
 @pytest.mark.parametrize("damage", ["cut", "gone"])
 def test_damaged_session(file, damage, tmp_path):
     """One line, and never half a session."""
-    session = ChatSession(pair_named("qwen3"), max_tokens=TURN)
+    session = ChatSession(pair_named("qwen3"), max_tokens=TURN, cutoff="full")
     session.send(FIRST)
     session.save(tmp_path / "chat")
     path = tmp_path / "chat" / file
@@ -164,7 +164,7 @@ def test_templates_that_refuse():
         ChatSession(pair, "A system message.")
     with pytest.raises(OptionError, match="leaves system messages out"):
         ChatSession(pair_named("qwen3"), "A system message.")
-    session = ChatSession(pair, max_tokens=TURN)
+    session = ChatSession(pair, max_tokens=TURN, cutoff="full")
     events = session.stream(FIRST)
     events.close()  # nothing said: the next message is the first
     session.send(FIRST)
@@ -198,7 +198,7 @@ def in_thread(function):
 def test_every_event_from_another_thread(name):
     """Turns and even single events may come from different threads (P77)."""
     pair = pair_named(name)
-    session = ChatSession(pair, max_tokens=TURN)
+    session = ChatSession(pair, max_tokens=TURN, cutoff="full")
     in_thread(lambda: session.send(FIRST))
     want = fresh(pair, [*session.messages, {"role": "user", "content": SECOND}])
     events, texts = session.stream(SECOND), []
@@ -209,7 +209,7 @@ def test_every_event_from_another_thread(name):
 
 
 def test_two_threads_at_once_are_refused(monkeypatch):
-    session = ChatSession(pair_named("qwen3"), max_tokens=TURN)
+    session = ChatSession(pair_named("qwen3"), max_tokens=TURN, cutoff="full")
     forward, errors = session.pair.tapped, []
 
     def tapped(ids, cache):
@@ -226,7 +226,7 @@ def test_two_threads_at_once_are_refused(monkeypatch):
 
 
 def test_memory_of_a_fork_is_let_go():
-    session = ChatSession(pair_named("qwen3"), max_tokens=TURN)
+    session = ChatSession(pair_named("qwen3"), max_tokens=TURN, cutoff="full")
     session.send(FIRST)
     session.fork().send(SECOND)  # the first write parts what was shared
     gc.collect()
