@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all."""
+"""Folders and files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -47,6 +47,17 @@ def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
         for parent in made:
             with contextlib.suppress(OSError):
                 parent.rmdir()
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file by way of a temporary sibling; on any error `path` is as it was."""
+    work = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        work.write_text(text, encoding="utf-8")
+        work.replace(path)
+    except BaseException:
+        work.unlink(missing_ok=True)
         raise
 
 

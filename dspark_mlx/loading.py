@@ -67,13 +67,13 @@ def load(
     return Pair(model, draft, tokenizer, entry.thinking if entry else None, stops)
 
 
-def with_drafter(pair: Pair, drafter: str | Path) -> Pair:
-    """The same loaded target beside another drafter, in `load`'s default precision.
-
-    Raises what `load` raises for a drafter.
-    """
+def with_drafter(
+    pair: Pair, drafter: str | Path, *, quantize: int | str | None = None, dtype: str | None = None
+) -> Pair:
+    """The same loaded target beside another drafter; options and errors as `load`'s."""
     source = open_drafter(hub.drafter_folder(str(drafter)))
-    return dataclasses.replace(pair, drafter=_load_beside(pair.target, source, _Plan(None, None)))
+    plan = _Plan(quantize, dtype)
+    return dataclasses.replace(pair, drafter=_load_beside(pair.target, source, plan))
 
 
 def _load_beside(target: Target, source: DrafterSource, plan: _Plan) -> Any:
