@@ -123,7 +123,7 @@ def _temperatures(path: Path | None, arms: list[Arm]) -> list[float] | None:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise OptionError(f"cannot read the calibration {path}: {error}") from error
-    values = found.get("temperatures") if isinstance(found, dict) else found
+    values: Any = found.get("temperatures") if isinstance(found, dict) else found
     good = isinstance(values, list) and all(
         isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in values
     )

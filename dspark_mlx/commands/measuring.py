@@ -92,14 +92,17 @@ def chosen_models(args: argparse.Namespace) -> Models:
     bits: list[int | str | None] = [None]
     if args.drafter_bits is not None:
         bits = [
-            int(b) if b in ("4", "8") else b for b in split_list(args.drafter_bits, "--drafter-bits")
+            int(b) if b in ("4", "8") else b
+            for b in split_list(args.drafter_bits, "--drafter-bits")
         ]
     return open_models(args.model, args.drafter, bits, args.dtype, notify)
 
 
 def block_sizes(args: argparse.Namespace) -> list[int | None]:
     """The values of --block-sizes; None is the drafter's own."""
-    return [None] if args.block_sizes is None else split_list(args.block_sizes, "--block-sizes", int)
+    return (
+        [None] if args.block_sizes is None else split_list(args.block_sizes, "--block-sizes", int)
+    )
 
 
 def results_folder(path: Path, marker: str) -> Path:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from .base import SequentialHead
 
 
-class SilentHead:
+class SilentHead(nn.Module):
     """Keeps a head's embedding, which the confidence head may read, and leaves out its bias."""
 
     def __init__(self, head: SequentialHead) -> None:
+        super().__init__()
         self._head = head
 
     def start(self) -> Any:

@@ -106,7 +106,8 @@ def from_file(path: Path, name: str | None = None) -> DataSet:
 
 
 def _between_separators(lines: Sequence[str]) -> list[str]:
-    prompts, part = [], []
+    prompts: list[str] = []
+    part: list[str] = []
     for line in [*lines, SEPARATOR]:
         if line.strip() == SEPARATOR:
             prompts.append("\n".join(part).strip())

@@ -13,6 +13,7 @@ from typing import Any
 from dspark_mlx._version import __version__
 from dspark_mlx.api import stream
 from dspark_mlx.events import Finished, Prefilled, Round
+from dspark_mlx.options import Options
 
 from .arms import Arm
 from .metrics import RoundRecord, to_columns
@@ -30,6 +31,9 @@ class EvalSettings:
     top_k: int = 0
     min_p: float = 0.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        _ = Options(max_tokens=self.max_tokens, seed=self.seed, **self.sampling)  # checks them
 
     @property
     def sampling(self) -> dict[str, Any]:

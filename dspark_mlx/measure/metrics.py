@@ -41,9 +41,14 @@ def to_columns(rounds: Sequence[RoundRecord]) -> dict[str, list[Any]]:
 
 def of_columns(columns: dict[str, list[Any]]) -> list[RoundRecord]:
     """The reverse of `to_columns`."""
-    rows = zip(*(columns[f.name] for f in fields(RoundRecord)), strict=True)
+    names = [f.name for f in fields(RoundRecord)]
+    rows = (
+        dict(zip(names, row, strict=True))
+        for row in zip(*(columns[name] for name in names), strict=True)
+    )
     return [
-        RoundRecord(*row[:6], None if row[6] is None else tuple(row[6]), *row[7:]) for row in rows
+        RoundRecord(**row | {"confidence": row["confidence"] and tuple(row["confidence"])})
+        for row in rows
     ]
 
 
@@ -77,7 +82,9 @@ class Acceptance:
             proposal_len=sum(r.proposal_len for r in rounds),
             judged=tuple(sum(r.proposal_len > k for r in rounds) for k in width),
             accepted=tuple(sum(r.accepted > k for r in rounds) for k in width),
-            reached=tuple(sum(r.proposal_len > k and r.accepted >= k for r in rounds) for k in width),
+            reached=tuple(
+                sum(r.proposal_len > k and r.accepted >= k for r in rounds) for k in width
+            ),
         )
 
     @property
@@ -102,7 +109,7 @@ class Acceptance:
 
     @property
     def conditional(self) -> list[float | None]:
-        """Rounds that accepted draft k / those that verified it with all before accepted (Fig. 2)."""
+        """Rounds that accepted draft k / those that verified it and accepted all before (Fig. 2)."""
         return [_ratio(a, n) for a, n in zip(self.accepted, self.reached, strict=True)]
 
     def to_dict(self) -> dict[str, Any]:

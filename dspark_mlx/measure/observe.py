@@ -88,9 +88,10 @@ class Recorder:
 def row_exact(pair: Pair, prompt_tokens: int) -> Pair:
     """The pair with verification one row at a time, as plain decoding runs it (greedy only).
 
-    Forwards within the prompt's `prompt_tokens` positions run as they are. A draft is given to the target only once it is known to be the target's own word, so no row
-    that is later rejected ever runs, and every forward has the width and the cache of plain
-    decoding. Whatever differs from plain decoding then is logic, not rounding.
+    Forwards within the prompt's `prompt_tokens` positions run as they are. After them a draft
+    is given to the target only once it is known to be the target's own word: no row that is
+    later rejected ever runs, and every forward has the width and the cache of plain decoding.
+    Whatever differs from plain decoding then is logic, not rounding.
     """
     stops = pair.stop_ids
 
@@ -99,7 +100,7 @@ def row_exact(pair: Pair, prompt_tokens: int) -> Pair:
     ) -> tuple[mx.array, list[mx.array]]:
         if cache.length + ids.shape[0] <= prompt_tokens:
             return inner(ids, cache)
-        tokens: list[int] = ids.tolist()
+        tokens = [int(token) for token in ids]
         rows, features = [], []
         for k, token in enumerate(tokens):
             logits, taps = inner(mx.array([token]), cache)

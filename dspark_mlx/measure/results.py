@@ -17,8 +17,10 @@ def results(
     arms: Sequence[Arm],
     temperatures: Sequence[float] | None = None,
 ) -> list[dict[str, Any]]:
-    """One entry per arm, JSON-ready, without any time in it: the same run gives the same figures."""
-    return [_of_arm(arm, [r for r in records if r["arm"] == arm.name], temperatures) for arm in arms]
+    """One entry per arm, JSON-ready; without times, so that the same run gives the same."""
+    return [
+        _of_arm(arm, [r for r in records if r["arm"] == arm.name], temperatures) for arm in arms
+    ]
 
 
 def _of_arm(

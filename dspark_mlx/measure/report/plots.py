@@ -65,6 +65,8 @@ def _figure(width: float, height: float, panels: int = 1) -> tuple[Figure, list[
 
 def acceptance_by_position(report: dict[str, Any]) -> Figure:
     """Marginal and conditional acceptance against the draft position, a line per arm."""
+    from matplotlib.ticker import MaxNLocator
+
     figure, (left, right) = _figure(9, 3.8, 2)
     for axis, which, title in (
         (left, "marginal", "prefix accepted (marginal)"),
@@ -77,7 +79,7 @@ def acceptance_by_position(report: dict[str, Any]) -> Figure:
                 color=COLOURS[k % len(COLOURS)], label=arm["name"],
             )  # fmt: skip
         axis.set(xlabel="draft position", ylim=(0, 1.02), title=title)
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.set_ylabel("share of rounds")
     _legend(figure, left, len(report["arms"]))
     return figure
@@ -144,6 +146,8 @@ def _pooled(one: dict[str, Any]) -> list[tuple[float, float, int]]:
 
 def survival_against_confidence(report: dict[str, Any]) -> Figure | None:
     """By draft position: what the confidences promised, and what came."""
+    from matplotlib.ticker import MaxNLocator
+
     arms = [arm for arm in report["arms"] if arm["confidence"]][:MOST_PANELS]
     if not arms:
         return None
@@ -151,7 +155,10 @@ def survival_against_confidence(report: dict[str, Any]) -> Figure | None:
     for axis, arm in zip(axes, arms, strict=True):
         raw, calibrated = arm["confidence"]["raw"], arm["confidence"]["calibrated"]
         places = [p["position"] + 1 for p in raw["positions"]]
-        lines = [("observed", raw, "observed", INK, "-"), ("raw", raw, "predicted", COLOURS[0], "--")]
+        lines = [
+            ("observed", raw, "observed", INK, "-"),
+            ("raw", raw, "predicted", COLOURS[0], "--"),
+        ]
         if calibrated:
             lines.append(("calibrated", calibrated, "predicted", COLOURS[1], "--"))
         for label, one, key, colour, style in lines:
@@ -159,7 +166,7 @@ def survival_against_confidence(report: dict[str, Any]) -> Figure | None:
             axis.plot(places, values, style, marker="o", markersize=4, color=colour, label=label)
         axis.set(ylim=(0, 1.02), xlabel="draft position")
         axis.set_title(arm["name"], fontsize=9)
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.legend(fontsize=8, frameon=False)
     axes[0].set_ylabel("survival of the prefix")
     return figure

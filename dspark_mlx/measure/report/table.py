@@ -44,7 +44,7 @@ def arm_table(
 ) -> tuple[list[str], list[list[str]]]:
     """Head and rows: each set, each domain where sets share one, each context bucket, and all."""
     known = paper["accept_len"] if paper else {}
-    width = max(len(group["marginal"]) for group in [arm["all"]])
+    width = max(len(group["marginal"]) for group in arm["sets"].values())
     head = ["", "prompts", "rounds", "accept len", *(["paper"] if known else []), "verify rate"]
     head += ["proposed", *(f"@{k + 1}" for k in range(width))]
     rows = []
@@ -72,15 +72,13 @@ def _confidence_lines(arm: dict[str, Any]) -> list[str]:
     found = arm["confidence"]
     if found is None:
         return []
-    lines = []
-    for name in ("raw", "calibrated"):
-        if (one := found[name]) is not None:
-            lines.append(
-                f"confidence ({name}): ECE {one['ece']:.3f}, AUROC {number(one['auroc'])}, "
-                f"Brier {one['brier']:.3f}, predicted {one['predicted']:.3f}, "
-                f"observed {one['observed']:.3f}"
-            )
-    return lines
+    return [
+        f"confidence ({name}): ECE {one['ece']:.3f}, AUROC {number(one['auroc'])}, "
+        f"Brier {one['brier']:.3f}, predicted {one['predicted']:.3f}, "
+        f"observed {one['observed']:.3f}"
+        for name in ("raw", "calibrated")
+        if (one := found[name]) is not None
+    ]
 
 
 def _head_line(cost: dict[str, Any]) -> str:
