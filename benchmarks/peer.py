@@ -1,6 +1,6 @@
 """`dspark-mlx bench` with mlx-dspark as further arms, where it is installed.
 
-    python benchmarks/peer.py --peer 1,2,7 --peer-target FOLDER --peer-drafter FOLDER [bench options]
+    python benchmarks/peer.py --peer 1,2,7 --peer-target DIR --peer-drafter DIR [bench options]
 
 `--peer` names its draft caps; its drafter folder is the unconverted checkpoint. Times are its
 own, from inside its call, which is to its favour.

@@ -109,7 +109,7 @@ class Acceptance:
 
     @property
     def conditional(self) -> list[float | None]:
-        """Rounds that accepted draft k / those that verified it and accepted all before (Fig. 2)."""
+        """Rounds that accepted draft k / those that verified it and accepted all before it."""
         return [_ratio(a, n) for a, n in zip(self.accepted, self.reached, strict=True)]
 
     def to_dict(self) -> dict[str, Any]:
