@@ -1,10 +1,10 @@
 """Sampled output checked against the target's own law, on short continuations.
 
-For every token drawn after the first, the target's exact distribution given what came before
-is computed in one pass, and the token is turned into a number that is uniform on [0, 1) if and
-only if it was drawn from that distribution (the randomised probability integral transform,
-tokens ordered from the likeliest down). All numbers of all prompts go into one
-Kolmogorov-Smirnov test.
+For every token after the first, the target's exact distribution given what came before is
+computed anew, and the token is turned into a number that is uniform on [0, 1) if and only if it
+was drawn from that distribution (the randomised probability integral transform). Tokens are put
+in order by how much more the target likes them than the drafter did, which is where a wrong
+accept rule shows. All numbers of all prompts go into one Kolmogorov-Smirnov test.
 """
 
 from __future__ import annotations
@@ -15,55 +15,93 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
-from dspark_mlx.api import stream
 from dspark_mlx.events import Prefilled, Round
+from dspark_mlx.options import Options
 from dspark_mlx.pair import Pair
-from dspark_mlx.sampling import Sampling
+from dspark_mlx.run import run_events
+from dspark_mlx.sampling import KeyedDraws, Sampling
 
 from .arms import Arm
 
 LEAST = 1e-4  # the smallest p-value that passes; by chance one run in 10,000 is below
 FEWEST = 50  # numbers without which the test says nothing
+IMPOSSIBLE = 2.0  # stands for a token of probability zero
+
+Law = npt.NDArray[np.float64]
+
+
+class RecordingDraws(KeyedDraws):
+    """Seeded draws that remember every distribution a token was drawn from."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.laws: list[mx.array] = []
+
+    def token(self, probabilities: mx.array) -> mx.array:
+        """See KeyedDraws."""
+        self.laws.append(probabilities)
+        return super().token(probabilities)
+
+    def drafted(self, arm: Arm) -> list[Law]:
+        """The drafter's distributions of the newest round, over the target's vocabulary.
+
+        The last distribution is the target's own, for the token that ends the round.
+        """
+        drafter, laws, self.laws = arm.pair.drafter, self.laws, []
+        spread = getattr(drafter, "to_target", None)
+        found = []
+        for law in laws[:-1]:
+            row = law.reshape(1, -1)
+            if spread is not None:
+                _, row = spread(mx.array([0]), row)
+            found.append(np.array(row[0], np.float64))
+        return found
 
 
 def transformed(
     plain: Pair, arm: Arm, ids: Sequence[int], sampling: Sampling, tokens: int, seed: int
 ) -> list[float]:
-    """One continuation's numbers: one per token after the first. Above 1: probability zero."""
+    """One continuation's numbers: one per token after the first."""
+    draws = RecordingDraws(seed)
+    options = Options(
+        max_tokens=tokens, cutoff=arm.cutoff, block_size=arm.block_size, **vars(sampling)
+    )
     drawn: list[int] = []
-    events = stream(
-        arm.pair, ids, max_tokens=tokens, seed=seed, cutoff=arm.cutoff,
-        block_size=arm.block_size, **vars(sampling),
-    )  # fmt: skip
-    for event in events:
+    drafted: list[Law | None] = []  # what each token after the first was drafted from
+    for event in run_events(arm.pair, ids, options, draws):
         if isinstance(event, Prefilled):
+            draws.drafted(arm)
             drawn.append(event.token)
         elif isinstance(event, Round):
+            known = draws.drafted(arm)[: event.verified]
             drawn += event.tokens
+            drafted += [*known, *[None] * len(event.tokens)][: len(event.tokens)]
     if len(drawn) < 2:
         return []
-    cache = plain.target.new_cache()
-    logits, _ = plain.tapped(mx.array([*ids, *drawn[:-1]]), cache)
+    logits, _ = plain.tapped(mx.array([*ids, *drawn[:-1]]), plain.target.new_cache())
     laws = np.array(sampling.probabilities(logits[1 - len(drawn) :]), np.float64)
-    noise = np.random.default_rng(seed).random(len(drawn))
+    noise = np.random.default_rng(seed).random(len(drawn) - 1)
     return [
-        _place(law / law.sum(), token, v)
-        for law, token, v in zip(laws, drawn[1:], noise, strict=False)
+        place(law / law.sum(), q, token, v)
+        for law, q, token, v in zip(laws, drafted, drawn[1:], noise, strict=True)
     ]
 
 
-def _place(law: Any, token: int, noise: float) -> float:
+def place(law: Law, drafted: Law | None, token: int, noise: float) -> float:
+    """Where `token` falls in `law` [V], by falling law / drafted (or law alone)."""
     own = law[token]
     if own <= 0.0:
-        return 2.0
-    before = (law > own) | ((law == own) & (np.arange(len(law)) < token))
+        return IMPOSSIBLE
+    liking = law if drafted is None else law / np.maximum(drafted, 1e-30)
+    before = (liking > liking[token]) | ((liking == liking[token]) & (np.arange(len(law)) < token))
     return float(law[before].sum() + noise * own)
 
 
 def judge(numbers: Sequence[float]) -> dict[str, Any]:
     """Distance from the uniform law, its p-value, and whether it passes, JSON-ready."""
-    impossible = sum(u > 1.0 + 1e-9 for u in numbers)
+    impossible = sum(u >= IMPOSSIBLE for u in numbers)
     count = len(numbers)
     distance = _distance(numbers)
     p_value = _tail(distance, count)

@@ -164,8 +164,8 @@ def _judging_pass(arm: Arm, ids: Sequence[int], at: int, max_tokens: int, exact:
         done += len(tokens)
         if done > at:
             break
-    assert recorder.last is not None
-    return recorder.last
+        recorder.passes.clear()
+    return recorder.covering(len(ids) + at - 1)
 
 
 def _rows(pair: Pair, ids: Sequence[int], tokens: Sequence[int], width: int) -> mx.array:

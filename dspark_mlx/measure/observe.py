@@ -21,7 +21,7 @@ class WatchedTapped(Tapped):
 
     def __init__(self, target: Target, layer_ids: Sequence[int], forward: Forward) -> None:
         super().__init__(target, layer_ids)
-        self._inner = Tapped(target, layer_ids)
+        self._inner = target.tapped(layer_ids)  # which may be watched itself
         self._forward = forward
 
     def __call__(self, ids: mx.array, cache: TargetCache) -> tuple[mx.array, list[mx.array]]:
@@ -34,11 +34,11 @@ class WatchedTarget(Target):
 
     def __init__(self, target: Target, forward: Forward) -> None:
         super().__init__(target.model, target.config, target.name)
-        self._forward = forward
+        self._watching, self._forward = target, forward
 
     def tapped(self, layer_ids: Sequence[int] = ()) -> Tapped:
         """See Target.tapped."""
-        return WatchedTapped(self, layer_ids, self._forward)
+        return WatchedTapped(self._watching, layer_ids, self._forward)
 
 
 def watched(pair: Pair, forward: Forward) -> Pair:
@@ -70,10 +70,10 @@ class Pass:
 
 
 class Recorder:
-    """Keeps the newest forward."""
+    """Keeps forwards until its owner clears them."""
 
     def __init__(self) -> None:
-        self.last: Pass | None = None
+        self.passes: list[Pass] = []
 
     def __call__(
         self, inner: Tapped, ids: mx.array, cache: TargetCache
@@ -81,8 +81,12 @@ class Recorder:
         """Run and keep."""
         start = cache.length
         logits, features = inner(ids, cache)
-        self.last = Pass(start, logits)
+        self.passes.append(Pass(start, logits))
         return logits, features
+
+    def covering(self, position: int) -> Pass:
+        """The forward that gave the logits row of a position."""
+        return next(p for p in self.passes if 0 <= position - p.start < p.logits.shape[0])
 
 
 def row_exact(pair: Pair, prompt_tokens: int) -> Pair:

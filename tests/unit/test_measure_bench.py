@@ -14,7 +14,7 @@ from dspark_mlx.sampling import Sampling
 
 from ..tools import TARGET, VANILLA, run
 
-ARGS = ["--model", TARGET, "--drafter", VANILLA, "--limit", 1, "--max-tokens", 12, "--repeats", 1]
+ARGS = ["--model", TARGET, "--drafter", VANILLA, "--limit", 1, "--max-tokens", 8, "--repeats", 1]
 CASE = Case("here", Sampling(), (("a 0", (1, 2)), ("a 1", (1, 3))))
 
 
@@ -76,7 +76,7 @@ def test_forwards_waits_and_rounds_are_the_same_every_time(pair_of):
     one = runs[0]
     assert one.forwards == one.rounds + 2  # the prompt but its last token, and that token
     assert one.syncs == one.rounds + 2  # one wait per round
-    assert one.committed == len(one.tokens) - 1 == 23
+    assert one.committed == len(one.tokens) - 1
     assert one.first > 0 and one.decode > 0 and one.memory > 0
 
 
@@ -111,12 +111,13 @@ def test_the_grid_and_the_comparison(capsys, tmp_path):
     assert len(report["runs"]) == 36 and report["round_split"]
     assert "a profiled round takes draft" in done.out
 
-    again = run(capsys, "bench", *ARGS, *grid, "--compare", path, "--contexts", 64)
+    few = ["--cutoffs", "full,fixed:1", "--drafter-bits", "keep"]
+    again = run(capsys, "bench", *ARGS, *few, "--compare", path, "--contexts", 90)
     assert "no row is in both" in again.out and "settings contexts: None before" in again.out
     report["rows"][1]["decode_rate"] = {"median": 0.1, "low": 0.1, "high": 0.1}
     report["rows"][2]["rounds"] += 1
     path.write_text(json.dumps(report))
-    again = run(capsys, "bench", *ARGS, *grid, "--compare", path)
+    again = run(capsys, "bench", *ARGS, *few, "--compare", path)
     lines = [line for line in again.out.splitlines() if "(prompts as they are" in line]
     assert "apart" in lines[1] and "equal" in lines[1] and "DIFFER" in lines[2]
 

