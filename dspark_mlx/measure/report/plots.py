@@ -51,7 +51,7 @@ def write_plots(report: dict[str, Any], folder: Path) -> list[str]:
 def _figure(width: float, height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
-    columns = min(panels, 3)
+    columns = 2 if panels == 4 else min(panels, 3)
     lines = -(-panels // columns)
     figure = Figure(figsize=(width, height * lines), layout="constrained")
     axes = [figure.add_subplot(lines, columns, k + 1) for k in range(panels)]
@@ -104,6 +104,7 @@ def accept_length_by_set(report: dict[str, Any]) -> Figure:
         if marks and arm["head"] and arm["cutoff"] == "full":
             axis.plot(*zip(*marks, strict=True), "D", color=INK, markersize=5, label="paper")
     axis.set_xticks(range(len(sets)), sets)
+    axis.grid(visible=False, axis="x")
     axis.set(ylabel="accept length (tokens per round)")
     axis.axhline(1.0, color=INK, linewidth=0.8, linestyle=":")
     _legend(figure, axis, len(arms))
@@ -157,10 +158,10 @@ def survival_against_confidence(report: dict[str, Any]) -> Figure | None:
         places = [p["position"] + 1 for p in raw["positions"]]
         lines = [
             ("observed", raw, "observed", INK, "-"),
-            ("raw", raw, "predicted", COLOURS[0], "--"),
+            ("predicted", raw, "predicted", COLOURS[0], "--"),
         ]
         if calibrated:
-            lines.append(("calibrated", calibrated, "predicted", COLOURS[1], "--"))
+            lines.append(("predicted, calibrated", calibrated, "predicted", COLOURS[1], "--"))
         for label, one, key, colour, style in lines:
             values = [p[key] for p in one["positions"]]
             axis.plot(places, values, style, marker="o", markersize=4, color=colour, label=label)
