@@ -50,11 +50,17 @@ def new_folder(target: Path, overwrite: bool = False) -> Iterator[Path]:
         raise
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file by way of a temporary sibling; on any error `path` is as it was."""
-    work = path.with_name(f".{path.name}.partial-{os.getpid()}")
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file, and its folder where there is none; an old one stays until it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
+    work = Path(name)
     try:
-        work.write_text(text, encoding="utf-8")
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        work.chmod(0o666 & ~_umask())
         work.replace(path)
     except BaseException:
         work.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark_mlx import hub
-from dspark_mlx.atomic import write_text
+from dspark_mlx.atomic import write_file
 from dspark_mlx.command import Parser
 from dspark_mlx.errors import OptionError, PairError
 from dspark_mlx.loading import load
@@ -101,8 +101,7 @@ def run(
         "runs": [_run(t.case, t) for t in timings],
     }
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(args.out, json.dumps(report, indent=1) + "\n")
+        write_file(args.out, (json.dumps(report, indent=1) + "\n").encode())
     print(json.dumps(report) if args.json else bench_text(report))
     if before is not None and not args.json:
         changes = speed.differences(report, before)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dspark_mlx.atomic import write_text
+from dspark_mlx.atomic import write_file
 from dspark_mlx.command import Parser
 from dspark_mlx.errors import OptionError
 from dspark_mlx.measure.arms import Arm, every_arm, split_list
@@ -87,7 +87,7 @@ def main(argv: list[str]) -> int:
         **found,
     }
     if folder is not None:
-        write_text(folder / "check.json", json.dumps(report, indent=1) + "\n")
+        write_file(folder / "check.json", (json.dumps(report, indent=1) + "\n").encode())
     print(json.dumps(report) if args.json else text)
     return 0 if found["holds"] else 1
 

@@ -10,6 +10,7 @@ from typing import Any
 from dspark_mlx.command import Parser
 from dspark_mlx.errors import OptionError
 from dspark_mlx.measure.arms import Arm, every_arm, split_list
+from dspark_mlx.measure.confidence import Scale
 from dspark_mlx.measure.datasets import SEED
 from dspark_mlx.measure.evaluate import EvalSettings, evaluate
 from dspark_mlx.measure.head_cost import head_cost
@@ -80,11 +81,11 @@ def main(argv: list[str]) -> int:
     arms = every_arm(
         models.drafters, split_list(args.cutoffs, "--cutoffs"), block_sizes(args), args.head_off
     )
-    temperatures = _temperatures(args.calibration, arms)
+    scales = _scales(args.calibration, arms)
     with Store(folder / RECORDS if folder else None) as store:
         records, costs = _run(models, arms, tasks, settings, store, args.head_off)
     shown = vars(settings) | {"raw": args.raw}
-    report = build.build(models, sets, arms, shown, records, temperatures, costs)
+    report = build.build(models, sets, arms, shown, records, scales, costs)
     print(json.dumps(report) if args.json else eval_text(report))
     if folder is not None:
         paths = build.write(report, folder)
@@ -115,19 +116,20 @@ def _settings(args: argparse.Namespace) -> EvalSettings:
     return EvalSettings(**{name: getattr(args, name) for name in names})
 
 
-def _temperatures(path: Path | None, arms: list[Arm]) -> list[float] | None:
-    """Calibration temperatures of a file (a list, or an object with `temperatures`)."""
+def _scales(path: Path | None, arms: list[Arm]) -> list[Scale] | None:
+    """A file's calibration by draft position: temperatures, or scales with offsets too."""
     if path is None:
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            found = found["scales"] if "scales" in found else found["temperatures"]
+        scales = [Scale(**one) if isinstance(one, dict) else Scale(float(one)) for one in found]
+        if not all(scale.temperature > 0 for scale in scales):
+            raise ValueError("a temperature is not positive")
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise OptionError(f"cannot read the calibration {path}: {error}") from error
-    values: Any = found.get("temperatures") if isinstance(found, dict) else found
-    good = isinstance(values, list) and all(
-        isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in values
-    )
     need = max(arm.block for arm in arms)
-    if not good or len(values) < need:
-        raise OptionError(f"{path} must hold {need} positive temperatures, one per draft position")
-    return [float(v) for v in values]
+    if len(scales) < need:
+        raise OptionError(f"{path} has {len(scales)} temperatures, {need} drafts need one each")
+    return scales

@@ -24,6 +24,14 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
+class Scale:
+    """How one position's confidence logits z are mended: z / temperature + offset."""
+
+    temperature: float = 1.0
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
 class Bin:
     """One non-empty bin of a reliability diagram."""
 
@@ -49,7 +57,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class ConfidenceMetrics:
     """Per position, and count-weighted over positions (AUROC over those that have one)."""
 
     ece: float
@@ -64,12 +72,12 @@ class Calibration:
         return asdict(self)
 
 
-def calibration(
-    rounds: Iterable[RoundRecord], temperatures: Sequence[float] | None = None
-) -> Calibration | None:
+def confidence_metrics(
+    rounds: Iterable[RoundRecord], scales: Sequence[Scale] | None = None
+) -> ConfidenceMetrics | None:
     """Judge the confidences of rounds; None when they have none.
 
-    `temperatures` [k] divide the confidence logits by position first (section 7).
+    `scales` [k] mend the confidence logits by position first (section 7).
     """
     pairs: dict[int, list[tuple[float, bool]]] = {}
     for one in rounds:
@@ -77,13 +85,13 @@ def calibration(
             continue
         survival = 1.0
         for k, value in enumerate(one.confidence[: one.proposal_len]):
-            survival *= value if temperatures is None else softened(value, temperatures[k])
+            survival *= value if scales is None else mended(value, scales[k])
             pairs.setdefault(k, []).append((survival, one.accepted > k))
     if not pairs:
         return None
     positions = tuple(_position(k, pairs[k]) for k in sorted(pairs))
     ranked = [p for p in positions if p.auroc is not None]
-    return Calibration(
+    return ConfidenceMetrics(
         ece=_weighted(positions, "ece"),
         auroc=_weighted(ranked, "auroc") if ranked else None,
         brier=_weighted(positions, "brier"),
@@ -93,10 +101,10 @@ def calibration(
     )
 
 
-def softened(confidence: float, temperature: float) -> float:
-    """sigmoid(logit(confidence) / temperature)."""
+def mended(confidence: float, scale: Scale) -> float:
+    """sigmoid(logit(confidence) / temperature + offset)."""
     kept = min(max(confidence, 1e-300), 1.0 - 2.0**-53)
-    logit = (math.log(kept) - math.log1p(-kept)) / temperature
+    logit = (math.log(kept) - math.log1p(-kept)) / scale.temperature + scale.offset
     if logit >= 0:
         return 1.0 / (1.0 + math.exp(-logit))
     power = math.exp(max(logit, -700.0))

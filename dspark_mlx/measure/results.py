@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .arms import Arm
-from .confidence import calibration
+from .confidence import Scale, confidence_metrics
 from .metrics import Acceptance, RoundRecord, bucket_of, bucket_order, of_columns
 
 Row = tuple[dict[str, Any], RoundRecord]
@@ -15,16 +15,14 @@ Row = tuple[dict[str, Any], RoundRecord]
 def results(
     records: Sequence[dict[str, Any]],
     arms: Sequence[Arm],
-    temperatures: Sequence[float] | None = None,
+    scales: Sequence[Scale] | None = None,
 ) -> list[dict[str, Any]]:
     """One entry per arm, JSON-ready; without times, so that the same run gives the same."""
-    return [
-        _of_arm(arm, [r for r in records if r["arm"] == arm.name], temperatures) for arm in arms
-    ]
+    return [_of_arm(arm, [r for r in records if r["arm"] == arm.name], scales) for arm in arms]
 
 
 def _of_arm(
-    arm: Arm, records: Sequence[dict[str, Any]], temperatures: Sequence[float] | None
+    arm: Arm, records: Sequence[dict[str, Any]], scales: Sequence[Scale] | None
 ) -> dict[str, Any]:
     rows = [(record, one) for record in records for one in of_columns(record["rounds"])]
     rounds = [one for _, one in rows]
@@ -38,7 +36,7 @@ def _of_arm(
         "sets": _groups(records, rows, lambda record, _: record["set"]),
         "domains": _groups(records, rows, lambda record, _: record["domain"]),
         "contexts": _by_context(rows),
-        "confidence": _confidence(arm, records, rounds, temperatures),
+        "confidence": _confidence(arm, records, rounds, scales),
     }
 
 
@@ -77,21 +75,21 @@ def _confidence(
     arm: Arm,
     records: Sequence[dict[str, Any]],
     rounds: Sequence[RoundRecord],
-    temperatures: Sequence[float] | None,
+    scales: Sequence[Scale] | None,
 ) -> dict[str, Any] | None:
     """Only where everything drafted was verified: a cut hides how the rest would have fared."""
-    raw = calibration(rounds) if arm.cutoff == "full" else None
+    raw = confidence_metrics(rounds) if arm.cutoff == "full" else None
     if raw is None:
         return None
     by_set: dict[str, list[RoundRecord]] = {}
     for record in records:
         by_set.setdefault(record["set"], []).extend(of_columns(record["rounds"]))
-    sets = {name: calibration(some) for name, some in by_set.items()}
-    calibrated = calibration(rounds, temperatures) if temperatures else None
+    sets = {name: confidence_metrics(some) for name, some in by_set.items()}
+    calibrated = confidence_metrics(rounds, scales) if scales else None
     return {
         "raw": raw.to_dict(),
         "calibrated": calibrated.to_dict() if calibrated else None,
-        "temperatures": list(temperatures) if temperatures else None,
+        "scales": [vars(scale) for scale in scales] if scales else None,
         "sets": {
             name: {k: getattr(c, k) for k in ("ece", "auroc", "brier")}
             for name, c in sets.items()

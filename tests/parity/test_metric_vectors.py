@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dspark_mlx.heads.confidence import to_probability
-from dspark_mlx.measure.confidence import calibration, softened
+from dspark_mlx.measure.confidence import Scale, confidence_metrics, mended
 from dspark_mlx.measure.metrics import Acceptance, RoundRecord, of_columns, to_columns
 
 
@@ -44,7 +44,7 @@ def test_confidence(fixtures):
             for r in case["rounds"]
         ]
         judged = [p for p in case["per_position"] if p["total_weight"]]
-        check(calibration(rounds), judged, case["summary"])
+        check(confidence_metrics(rounds), judged, case["summary"])
 
 
 @pytest.mark.parametrize("name", ["dspark-vanilla", "dspark-rnn", "dspark-gemma4"])
@@ -63,7 +63,7 @@ def test_golden_runs(fixtures, name):
     assert list(ours.judged) == want["raw"]["proposals_at_pos"]
     assert list(ours.accepted) == want["raw"]["accepted_at_pos"]
     metrics = want["confidence_metrics"]
-    check(calibration(rounds), metrics["per_position"], metrics)
+    check(confidence_metrics(rounds), metrics["per_position"], metrics)
 
 
 def check(ours, per_position, summary):
@@ -102,13 +102,14 @@ def test_nothing_counted_is_none_not_zero():
     assert (empty.accept_len, empty.verify_rate, empty.proposal, empty.marginal) == (
         None, None, None, [],
     )  # fmt: skip
-    assert calibration([record(1, 2, 2)]) is None
+    assert confidence_metrics([record(1, 2, 2)]) is None
 
 
 def test_temperatures_soften_by_position():
     rounds = [record(k % 3, 3, 1, [2.0, -1.0, 0.5]) for k in range(6)]
-    same = calibration(rounds, [1.0, 1.0, 1.0])
-    assert same.ece == pytest.approx(calibration(rounds).ece, abs=1e-12)
-    soft = calibration(rounds, [2.0, 1.0, 1.0])
+    same = confidence_metrics(rounds, [Scale()] * 3)
+    assert same.ece == pytest.approx(confidence_metrics(rounds).ece, abs=1e-12)
+    soft = confidence_metrics(rounds, [Scale(2.0), Scale(), Scale()])
     assert soft.positions[0].predicted == pytest.approx(to_probability(1.0))
-    assert softened(1.0, 2.0) < 1.0 and softened(0.0, 2.0) > 0.0
+    assert mended(1.0, Scale(2.0)) < 1.0 and mended(0.0, Scale(2.0)) > 0.0
+    assert mended(0.5, Scale(2.0, 1.0)) == pytest.approx(to_probability(1.0))

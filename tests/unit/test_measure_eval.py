@@ -10,12 +10,15 @@ import pytest
 
 from dspark_mlx import Round, stream
 from dspark_mlx.errors import OptionError
+from dspark_mlx.measure import paper
 from dspark_mlx.measure.arms import Arm, DrafterChoice, every_arm, without_head
 from dspark_mlx.measure.datasets import Example
 from dspark_mlx.measure.evaluate import EvalSettings, evaluate
 from dspark_mlx.measure.head_cost import head_cost
 from dspark_mlx.measure.metrics import bucket_of, bucket_order
 from dspark_mlx.measure.prepare import Task
+from dspark_mlx.measure.report.build import write
+from dspark_mlx.measure.report.table import eval_text
 from dspark_mlx.measure.results import results
 from dspark_mlx.measure.store import Store
 
@@ -148,7 +151,9 @@ PLOTS = [
 def report(tmp_path_factory):
     """One run of the command with all it can show; (stdout, folder)."""
     folder = tmp_path_factory.mktemp("eval")
-    (folder / "t.json").write_text(json.dumps({"temperatures": [2.0] * 7}))
+    (folder / "t.json").write_text(
+        json.dumps({"scales": [{"temperature": 2.0, "offset": -0.5}] * 7})
+    )
     out = io.StringIO()
     import contextlib
 
@@ -191,13 +196,25 @@ def test_the_page_stands_alone(report):
     assert {r for r in re.findall(r'href="#([^"]+)"', page)} <= set(ids)
 
 
+def test_the_papers_figures_stand_beside_those_of_its_releases(report, tmp_path):
+    body = json.loads((report[1] / "report.json").read_text())
+    body["arms"][0]["sets"]["gsm8k"] = body["arms"][0]["sets"].pop("math")
+    body["paper"] = {"dspark-vanilla": paper.figures("deepseek-ai/dspark_qwen3_4b_block7")}
+    write(body, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "<th>paper</th>" in page and "<td>6.11</td>" in page  # Table 1
+    assert "paper, chat" in page  # Figure 2
+    assert "paper&#x27;s ECE" in page and "<td>0.082</td>" in page  # Figure 6
+    assert "6.11" in eval_text(body)
+
+
 def test_the_same_seed_and_file_give_the_same_figures(report, capsys):
     again = run(capsys, "eval", *ARGS, "--cutoffs", "full,threshold:0.6", "--head-off", "--json")
     body = json.loads(again.out)
     before = json.loads((report[1] / "report.json").read_text())
     for arm in (*body["arms"], *before["arms"]):
         if arm["confidence"]:
-            arm["confidence"] |= {"calibrated": None, "temperatures": None}
+            arm["confidence"] |= {"calibrated": None, "scales": None}
     assert body["arms"] == before["arms"] and body["sets"] == before["sets"]
 
 
@@ -245,7 +262,17 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):
     assert "is not empty and holds no rounds.jsonl" in refusal
 
 
-def test_too_few_temperatures(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        ([1.0, 2.0], "has 2 temperatures, 7 drafts need one each"),
+        ([0.0] * 7, "a temperature is not positive"),
+        ({"scales": [{"heat": 1.0}] * 7}, "cannot read the calibration"),
+        ({"other": []}, "cannot read the calibration"),
+        (3, "cannot read the calibration"),
+    ],
+)
+def test_calibrations_that_are_refused(tmp_path, capsys, content, word):
     path = tmp_path / "t.json"
-    path.write_text("[1.0, 2.0]")
-    assert "must hold 7 positive" in run(capsys, "eval", *ARGS, "--calibration", path).refusal()
+    path.write_text(json.dumps(content))
+    assert word in run(capsys, "eval", *ARGS, "--calibration", path).refusal()

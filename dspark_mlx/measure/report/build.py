@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dspark_mlx.atomic import new_folder, write_text
+from dspark_mlx.atomic import new_folder, write_file
 from dspark_mlx.measure.arms import Arm
+from dspark_mlx.measure.confidence import Scale
 from dspark_mlx.measure.datasets import DataSet
 from dspark_mlx.measure.identity import machine
 from dspark_mlx.measure.models import Models
@@ -27,7 +28,7 @@ def build(
     arms: Sequence[Arm],
     settings: dict[str, Any],
     records: Sequence[dict[str, Any]],
-    temperatures: Sequence[float] | None,
+    scales: Sequence[Scale] | None,
     head_cost: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
     """Everything that was found. `arms`, `sets` and `settings` hold no time and no machine."""
@@ -47,7 +48,7 @@ def build(
         ],
         "settings": settings,
         "prompts": len(records) // len(arms),
-        "arms": results(records, arms, temperatures),
+        "arms": results(records, arms, scales),
         "timing": timing(records, arms),
         "head_cost": list(head_cost),
         "paper": {name: paper for name, paper in papers.items() if paper},
@@ -68,5 +69,5 @@ def write(report: dict[str, Any], folder: Path) -> list[Path]:
         "confidence.csv": csv.confidence_csv(report),
     }
     for name, text in files.items():
-        write_text(folder / name, text)
+        write_file(folder / name, text.encode())
     return [folder / name for name in files] + ([folder / "plots"] if svgs else [])

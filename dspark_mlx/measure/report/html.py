@@ -113,6 +113,7 @@ def _confidence_parts(report: dict[str, Any]) -> list[str]:
     if not arms:
         return []
     head = ["", "position", "rounds", "ECE", "AUROC", "Brier", "predicted", "observed"]
+    head += ["paper's ECE", "paper's AUROC"] if _calibrations(report) else []
     parts = [
         "<h2>Confidence</h2>",
         "<p>The confidences' product up to a position is a prediction that the prefix will be "
@@ -125,6 +126,7 @@ def _confidence_parts(report: dict[str, Any]) -> list[str]:
                 which, str(p["position"] + 1), str(p["count"]), number(p["ece"]),
                 number(p["auroc"]), number(p["brier"]), number(p["predicted"]),
                 number(p["observed"]),
+                *_paper_cells(report, arm, which, p["position"]),
             ]
             for which in ("raw", "calibrated")
             if arm["confidence"][which]
@@ -132,6 +134,21 @@ def _confidence_parts(report: dict[str, Any]) -> list[str]:
         ]  # fmt: skip
         parts += [f"<h3>{escape(arm['name'])}</h3>", _html_table(head, rows, plain=True)]
     return parts
+
+
+def _calibrations(report: dict[str, Any]) -> dict[str, Any]:
+    """Figure 6 by drafter, for those that it is about."""
+    known = {name: paper.get("calibration") for name, paper in report["paper"].items()}
+    return {name: figure for name, figure in known.items() if figure}
+
+
+def _paper_cells(report: dict[str, Any], arm: dict[str, Any], which: str, k: int) -> list[str]:
+    known = _calibrations(report)
+    if not known:
+        return []
+    point = known.get(arm["drafter"], {}).get(str(k + 1), {})
+    ece = point.get("ece" if which == "raw" else "ece_calibrated")
+    return [number(ece), number(point.get("auroc"))]
 
 
 def _head_parts(report: dict[str, Any]) -> list[str]:

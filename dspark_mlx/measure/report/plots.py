@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 COLOURS = ("#2563a8", "#d1603d", "#3d8f5f", "#7d5ba6", "#b8892b", "#4aa3a2", "#a8325e", "#5c5c5c")
 INK, GRID = "#333333", "#dddddd"
 MOST_PANELS = 6
+PAPER_STYLES = ("--", "-.", ":")
 
 
 def available() -> bool:
@@ -80,8 +81,12 @@ def acceptance_by_position(report: dict[str, Any]) -> Figure:
             )  # fmt: skip
         axis.set(xlabel="draft position", ylim=(0, 1.02), title=title)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for paper in report["paper"].values():
+        for style, (domain, values) in zip(PAPER_STYLES, paper.get("conditional", {}).items()):
+            places = range(1, len(values) + 1)
+            right.plot(places, values, style, color=INK, linewidth=1, label=f"paper, {domain}")
     left.set_ylabel("share of rounds")
-    _legend(figure, left, len(report["arms"]))
+    _legend(figure, right, len(report["arms"]))
     return figure
 
 
