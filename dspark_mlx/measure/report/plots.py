@@ -82,7 +82,8 @@ def acceptance_by_position(report: dict[str, Any]) -> Figure:
         axis.set(xlabel="draft position", ylim=(0, 1.02), title=title)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     for paper in report["paper"].values():
-        for style, (domain, values) in zip(PAPER_STYLES, paper.get("conditional", {}).items()):
+        for k, (domain, values) in enumerate(paper.get("conditional", {}).items()):
+            style = PAPER_STYLES[k % len(PAPER_STYLES)]
             places = range(1, len(values) + 1)
             right.plot(places, values, style, color=INK, linewidth=1, label=f"paper, {domain}")
     left.set_ylabel("share of rounds")
