@@ -12,7 +12,7 @@ from .table import arm_table, number
 
 CAPTIONS = {
     "accept_length_by_set": "Accept length by data set: committed tokens per round, the bonus "
-    "token included. At 1 (dotted) no draft is ever accepted. Diamonds are the paper's Table 1.",
+    "token included. At 1 (dotted) no draft is ever accepted.",
     "acceptance_by_position": "Left: the share of rounds that accepted the prefix up to a "
     "position. Right: the share that accepted a draft when all before it had been accepted "
     "(the paper's Figure 2).",
@@ -34,7 +34,7 @@ h3 { font-size: 1rem; margin: 1.6rem 0 0.4rem; } .soft, figcaption { color: var(
 th, td { padding: 0.25rem 0.6rem; text-align: right; border-bottom: 1px solid var(--line);
   font-variant-numeric: tabular-nums; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } tr:last-child td { font-weight: 600; }
-table.plain tr:last-child td { font-weight: 400; } table.plain td { text-align: left; }
+table.plain tr:last-child td { font-weight: 400; } table.facts td { text-align: left; }
 figure { margin: 1.2rem 0; background: #fff; border-radius: 6px; padding: 0.6rem; }
 figure svg { max-width: 100%; height: auto; } figcaption { font-size: 0.86rem; color: #555; }
 code { font-size: 0.88em; word-break: break-all; }
@@ -50,8 +50,8 @@ def eval_page(report: dict[str, Any], plots: dict[str, str]) -> str:
         f"temperature {settings['temperature']:g}, seed {settings['seed']}; "
         f"{escape(target['precision'])}; {escape(report['created'])}</p>",
         "<h2>In short</h2>",
-        _html_table(*_overview(report)),
-        *_plot_parts(plots),
+        _html_table(*_overview(report), plain=True),
+        *_plot_parts(plots, bool(report["paper"])),
         "<h2>By data set, domain and context</h2>",
         "<p>@k is the share of rounds that accepted the first k drafts, of those that verified "
         "as many.</p>",
@@ -91,11 +91,13 @@ def _overview(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return head, rows
 
 
-def _plot_parts(plots: dict[str, str]) -> list[str]:
+def _plot_parts(plots: dict[str, str], paper: bool) -> list[str]:
     if not plots:
         return ["<p class=soft>Install matplotlib (the extra <code>plots</code>) for plots.</p>"]
+    more = {"accept_length_by_set": " Diamonds: the paper's Table 1."} if paper else {}
     return [
-        f"<figure>{_inline(svg, name)}<figcaption>{escape(CAPTIONS[name])}</figcaption></figure>"
+        f"<figure>{_inline(svg, name)}"
+        f"<figcaption>{escape(CAPTIONS[name] + more.get(name, ''))}</figcaption></figure>"
         for name, svg in plots.items()
     ]
 
@@ -175,7 +177,10 @@ def _provenance(report: dict[str, Any]) -> list[str]:
         f"<tr><td>{escape(key)}</td><td><code>{escape(value)}</code></td></tr>"
         for key, value in facts
     )
-    return ["<h2>What was run</h2>", f"<div class=wide><table class=plain>{cells}</table></div>"]
+    return [
+        "<h2>What was run</h2>",
+        f"<div class=wide><table class='plain facts'>{cells}</table></div>",
+    ]
 
 
 def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]], plain: bool = False) -> str:
