@@ -17,6 +17,9 @@ COMMANDS = {
     "inspect": ("dspark_mlx.commands.inspect", "show what a drafter is, and what target it needs"),
     "calibrate": ("dspark_mlx.commands.calibrate", "fit a pair's confidences, measure its costs"),
     "doctor": ("dspark_mlx.commands.doctor", "show the machine and whether speculation pays on it"),
+    "eval": ("dspark_mlx.commands.eval", "measure acceptance on data sets, with a report"),
+    "check": ("dspark_mlx.commands.check", "prove that the output is the target's own"),
+    "bench": ("dspark_mlx.commands.bench", "measure speed against plain decoding, interleaved"),
     "models": ("dspark_mlx.commands.models", "list the known models and what is on disk"),
 }
 INTERRUPTED = 130
