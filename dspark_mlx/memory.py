@@ -67,7 +67,7 @@ def target_growth(target: Target) -> Growth:
     """How the target's cache grows: the shapes that one position leaves in it, not evaluated."""
     if target not in _MEASURED:
         cache = target.new_cache()
-        target.tapped()(mx.array([0]), cache)
+        target.model(mx.array([[0]]), cache=cache.entries)
         _MEASURED[target] = _growth_of(cache.entries)
     return _MEASURED[target]
 
