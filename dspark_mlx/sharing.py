@@ -33,7 +33,10 @@ def find_copies(weights: Mapping[str, mx.array], target: Target, share: bool) ->
     """
     dropped = dict.fromkeys(copies(weights, target), EQUAL)
     if share:
-        rest = [name for name in _tables(target) if name in weights and name not in dropped]
+        # a head of fewer rows has no counterpart in the target
+        own = {"lm_head.weight"} if "draft_ids" in weights else set()
+        held = [name for name in _tables(target) if name in weights and name not in own]
+        rest = [name for name in held if name not in dropped]
         dropped |= dict.fromkeys(rest, DIFFERS)
     return dropped
 

@@ -16,6 +16,8 @@ from .. import gguf_writer
 from .. import packagings as pack
 from ..tools import FIXTURES, TARGET, VANILLA, copy, python, quantized_target, run
 
+pytestmark = pytest.mark.xdist_group("hub")  # one process makes the cache, once
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 QWEN, GEMMA = MODELS["qwen3-4b"], MODELS["gemma4-12b"]
 DFLASH, EAGLE3 = "deepseek-ai/dflash_qwen3_4b_block7", "deepseek-ai/eagle3_qwen3_4b_ttt7"

@@ -13,6 +13,8 @@ from dspark_mlx.convert.scoring import Text, score
 from dspark_mlx.convert.selftest import STATED, sample_texts, try_conventions, verdict
 from tests.tools import FIXTURES, TARGET, run
 
+pytestmark = pytest.mark.xdist_group("selftest")  # one process samples the texts, once
+
 RIGHT = ("dspark-vanilla", "dspark-gated", "dspark-rnn", "dflash-deepspec", "eagle3",
          "dspark-gemma4")  # fmt: skip
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from dspark_mlx import generate, load
+from dspark_mlx.checkpoints import open_drafter
 from dspark_mlx.convert import convert
 from dspark_mlx.convert.corpus import Corpus, count_tokens, read_prompts, read_texts
 from dspark_mlx.convert.generations import own_counts
 from dspark_mlx.convert.vocabulary import always_kept, choose_tokens, most_useful
 from dspark_mlx.errors import CheckpointError, OptionError, UnsupportedError
-from tests.tools import FIXTURES, TARGET, VANILLA, run
+from tests.tools import FIXTURES, TARGET, VANILLA, quantized_target, run
 
 PROMPT = [1, 277, 293, 84, 93]
 
@@ -144,3 +145,11 @@ def test_command_line_says_what_is_missing(capsys, tmp_path):
     assert "--target" in line
     line = run(capsys, "convert", VANILLA, *out, "--vocab-text", "x").refusal()
     assert "need --draft-vocab" in line
+
+
+def test_a_reduced_head_stays_the_drafters_own(tmp_path):
+    """Sharing the target's tables takes the embedding only: the target has no such head."""
+    target = quantized_target(tmp_path / "target")
+    convert(VANILLA, tmp_path / "out", target=target, draft_vocab=120, share_embeddings=True)
+    config = open_drafter(tmp_path / "out").config
+    assert (config.embeddings, config.head, config.draft_vocab_size) == ("target", "own", 120)
