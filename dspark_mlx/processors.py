@@ -29,6 +29,7 @@ class Processors:
         """Add settled tokens to the history."""
         if self._history is not None:
             self._history = mx.concatenate([self._history, mx.array(list(tokens), mx.int32)])
+            mx.async_eval(self._history)  # not left lazy: another thread may go on from here
             self._block = []
 
     def drafted(self, token: mx.array) -> None:

@@ -93,7 +93,7 @@ class Run:
 
     def prefill(self) -> Iterator[Prefilling | Prefilled]:
         """Process what is new of the prompt in chunks, then choose and commit the first token."""
-        clock, state, last = Clock(), self.state, len(self.prompt) - 1
+        clock, spent, state, last = Clock(), 0.0, self.state, len(self.prompt) - 1
         kept = state.begin(self.prompt, context_window(self.pair, self.options))
         while (begin := state.length) < last:
             end = min(begin + self.options.prefill_step_size, last)
@@ -105,7 +105,9 @@ class Run:
             if end in self.borders:
                 state.checkpoint()
             if end < last:
+                spent += clock.lap()
                 yield Prefilling(end, len(self.prompt), kept)
+                clock.lap()  # what the consumer did meanwhile is not prefill
         # the last prompt token runs alone, as in mlx-lm, so that its logits are the same bits
         logits, features = state.forward(mx.array(self.prompt[last:]))
         verdict, rows = self.choice.judge(_nothing(), logits)
@@ -119,7 +121,7 @@ class Run:
             token=final[0],
             text=taken.texts[0],
             logprob=logprobs[0] if logprobs else None,
-            seconds=clock.total(),
+            seconds=spent + clock.lap(),
             finish_reason=self.answer.reason,
             cached_tokens=kept,
         )

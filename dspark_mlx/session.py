@@ -111,6 +111,8 @@ class ChatSession:
         """
         ids, other = (self._ids([*self._messages, _user(text)]) for text in ("a", "1"))
         certain = ids[: shared_length(ids, other)]
+        if not certain:
+            return 0
         settings = Options.of(**(self._options | {"max_tokens": 1}))
         with self._step():
             self._turn = None
@@ -179,11 +181,13 @@ class ChatSession:
     def _borders(self, asked: list[dict[str, Any]], ids: list[int]) -> list[int]:
         """Where later prompts may part from this one, for caches that cannot be cut anywhere.
 
-        At the end, for a new answer; and where the template, in later turns, writes the
-        beginning of an answer in another way.
+        Ahead of what the user says, to edit it; and behind it, where the template begins an
+        answer: for a new one, or because it writes that beginning otherwise in later turns.
         """
+        text = "b" if asked[-1]["content"][:1] == "a" else "a"
+        edited = self._ids([*asked[:-1], _user(text)])
         later = self._ids([*asked, {"role": "assistant", "content": "a"}, _user("a")])
-        return sorted({max(shared_length(ids, later) - 1, 0), len(ids) - 1})
+        return [max(shared_length(ids, other) - 1, 0) for other in (edited, later)]
 
     def _place(self, turn: int) -> int:
         """Index of a turn's user message."""

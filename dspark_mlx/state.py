@@ -17,7 +17,7 @@ from .pair import Pair
 from .text import shared_length
 from .waiting import Waiting
 
-MOST_CHECKPOINTS = 4
+MOST_CHECKPOINTS = 6  # two a turn; each holds a copy of what cannot be cut
 
 
 class State:

@@ -146,6 +146,18 @@ def rows(entry, length):
     return min(length, getattr(entry, "max_size", length))
 
 
+def test_prefill_makes_no_logits_but_the_last():
+    """A chunk's logits would be 8 MB here (P63)."""
+    target = tiny_target(0, vocab=20_000)
+    pair = pair_with(target, pieces=[b"x"] * 20_000)
+    generate(pair, [1, 2], max_tokens=1)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    generate(pair, [5] * 201, max_tokens=1, prefill_step_size=100)
+    assert mx.get_peak_memory() - before < 3e6
+
+
 def test_request_that_cannot_fit_is_refused(monkeypatch):
     """With figures, before anything is allocated; all sessions share one budget (P61)."""
     pair = pair_named("qwen3")

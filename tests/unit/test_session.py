@@ -63,9 +63,10 @@ def test_new_tokens_only(name, monkeypatch):
     assert sum(widths) == first.prompt_tokens - first.cached_tokens < first.prompt_tokens / 2
 
 
-def positions(seen):
-    """Block positions at which the rounds' last tokens stood."""
-    return {accepted for accepted in seen.accepted}
+def test_without_a_drafter():
+    session = ChatSession(dataclasses.replace(pair_named("qwen3"), drafter=None))
+    for text in (FIRST, SECOND, THIRD):
+        check_turn(session, text, max(shared(session) - 1, 0))
 
 
 @BOTH
@@ -82,19 +83,20 @@ def test_after_a_stop_token_at_any_block_position(name):
         teach(pair, session._ids(USER), tokens)
         answer = session.send(FIRST)
         assert (answer.tokens, answer.finish_reason) == (tokens[: offset + 1], "stop")
+        assert answer.stats.accepted == min(offset, 7)  # all of one block
         ends.add(offset)
         check_turn(session, SECOND, prompt - 1)
     assert {0, 1, 2, 3, 5, 6, 7} <= ends
 
 
-@EVERY
-@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 6, 7, 8, 9])
-def test_after_max_tokens_inside_a_block(name, limit):
+@pytest.mark.parametrize("name", ["qwen3", "gemma4", "llama"])
+def test_after_max_tokens_inside_a_block(name):
     """(b)"""
-    session = ChatSession(pair_named(name))
-    answer = session.send(FIRST, max_tokens=limit)
-    assert (len(answer.tokens), answer.finish_reason) == (limit, "length")
-    check_turn(session, SECOND, len(session._ids(USER)) - 1)
+    for limit in range(1, 10):
+        session = ChatSession(pair_named(name))
+        answer = session.send(FIRST, max_tokens=limit)
+        assert (len(answer.tokens), answer.finish_reason) == (limit, "length")
+        check_turn(session, SECOND, len(session._ids(USER)) - 1)
 
 
 @BOTH
@@ -124,9 +126,10 @@ def test_after_closing_between_any_two_yields(name):
         seen = [next(events) for _ in range(count)]
         events.close()
         text = "".join(e.text for e in seen if isinstance(e, Prefilled | Round))
-        want = [*USER, {"role": "assistant", "content": text}] if count else []
+        told = any(isinstance(e, Prefilled) for e in seen)
+        want = [*USER, {"role": "assistant", "content": text}] if told else []
         assert session.messages == want
-        check_turn(session, SECOND, shared(session) // 2 if count else 0)
+        check_turn(session, SECOND, shared(session) // 2 if told else 0)
 
 
 PLACES = ["draft", "layer", "target", "extend", "judge", "settle", "eval", "half"]
@@ -145,7 +148,8 @@ def break_in(place, after, session, patch):
     if place == "target":
         patch.setitem(pair.__dict__, "tapped", failing(pair.tapped, after))
     elif place == "half":  # the forward breaks off with some of the caches grown
-        entry = state.cache.entries[len(state.cache.entries) // 2]
+        growing = [e for e in state.cache.entries if hasattr(e, "update_and_fetch")]
+        entry = growing[len(growing) // 2]
         grow = type(entry).update_and_fetch
         calls = iter(range(10_000))
 
@@ -163,12 +167,18 @@ def break_in(place, after, session, patch):
         patch.setattr(holder, method, failing(getattr(holder, method), after))
 
 
-@EVERY
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        (name, place)
+        for name in PAIRS
+        for place in (PLACES if name != "eagle3" else ("draft", "layer", "extend", "settle"))
+    ],
+)
 def test_after_an_error_anywhere(name, place, monkeypatch):
     """(e): in draft, verify, sampling, commit or evaluation, an error or an interrupt."""
     pair = pair_named(name)
-    for after in (0, 1, 2):
+    for after in (0, 2):
         session = ChatSession(pair, max_tokens=TURN, cutoff="full")
         session.send(FIRST, max_tokens=5)
         before = session.messages
@@ -204,11 +214,12 @@ def test_regenerate_and_edit(name):
         assert session_then.messages == kept
         tokens = [again[0].token, *(t for e in again if isinstance(e, Round) for t in e.tokens)]
         assert tokens == answers[turn]
-    for turn, text in ((1, "And 5, or 4?"), (0, "Who are you?")):
+    for turn, text in ((2, "Where?"), (1, "And 5, or 4?"), (0, "Who are you?")):
         other = session.fork()
         other.cut(turn)
         assert other.messages == session.messages[: 2 * turn]
-        check_turn(other, text, len(other._ids([*other.messages, *USER])) // 3 if turn else 0)
+        before = len(other._ids([*other.messages, *USER])) - len(other._ids(USER))
+        check_turn(other, text, 0 if name == "gemma4" else before)
         edited = session.fork()
         list(edited.edit(turn, text))
         assert edited.messages == other.messages

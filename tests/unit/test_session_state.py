@@ -13,11 +13,21 @@ from mlx_lm.models.cache import load_prompt_cache
 from dspark_mlx import ChatSession, Prefilled
 from dspark_mlx.errors import CheckpointError, OptionError, PairError, SessionError, UserError
 from dspark_mlx.fingerprint import fingerprint, fingerprints
-from tests.chats import FIRST, PAIRS, SECOND, THIRD, TURN, check_turn, fresh, pair_named
+from tests.chats import (
+    FIRST,
+    PAIRS,
+    SECOND,
+    THIRD,
+    TURN,
+    CharTokenizer,
+    check_turn,
+    fresh,
+    pair_named,
+)
 
 EVERY = pytest.mark.parametrize("name", PAIRS)
 BOTH = pytest.mark.parametrize("name", ["qwen3", "gemma4"])
-# keeps only what follows the thought in earlier answers, and opens every answer with a thought
+# keeps only what follows "=" of earlier answers, and opens every answer with three words
 FORGETS = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>\n"
     "{% if m['role'] == 'assistant' %}{{ m['content'].split('=')[-1] }}"
@@ -46,10 +56,13 @@ def with_template(pair, template):
 @EVERY
 def test_template_that_rewrites_history(name):
     """Thoughts are dropped from earlier answers: reuse up to there, answers of a cold run (P87)."""
-    pair = with_template(pair_named(name), FORGETS)
+    pair = pair_named(name)
+    if isinstance(pair.tokenizer, CharTokenizer):
+        pair = dataclasses.replace(pair, tokenizer=CharTokenizer(forgets=True))
+    else:
+        pair = with_template(pair, FORGETS)
     session = ChatSession(pair, "Be brief.")
     check_turn(session, FIRST)
-    assert "=" in session.messages[-1]["content"]
     prompt = len(session._ids(session.messages[:-1]))
     seen = check_turn(session, SECOND)
     if name != "gemma4":  # whose windows wrapped before the place of parting
@@ -95,7 +108,7 @@ def test_saved_and_loaded(name, tmp_path):
     ours, theirs = check_turn(read, THIRD, 20), check_turn(session, THIRD, 20)
     assert (ours.proposed, ours.cached) == (theirs.proposed, theirs.cached)
     entries = load_prompt_cache(str(tmp_path / "chat" / "cache.safetensors"))  # mlx-lm's own
-    assert {e.offset for e in entries} == {json.loads(
+    assert {e.offset for e in entries if hasattr(e, "offset")} == {json.loads(
         (tmp_path / "chat" / "session.json").read_text())["positions"]}  # fmt: skip
     empty = ChatSession(pair)
     empty.save(tmp_path / "empty")
