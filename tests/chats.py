@@ -62,7 +62,7 @@ class CharTokenizer:
 
 def random_pair(target) -> Pair:
     """A random target of VOCAB tokens and a random drafter that can talk."""
-    return Pair(target, random_dspark(target, 2), CharTokenizer(), None, frozenset({2}))
+    return Pair(target, random_dspark(target, 5), CharTokenizer(), None, frozenset({2}))
 
 
 PAIRS["llama"] = lambda: random_pair(tiny_target(3, "llama", VOCAB))

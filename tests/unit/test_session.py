@@ -179,7 +179,7 @@ def test_after_an_error_anywhere(name, place, monkeypatch):
     """(e): in draft, verify, sampling, commit or evaluation, an error or an interrupt."""
     pair = pair_named(name)
     for after in (0, 2):
-        session = ChatSession(pair, max_tokens=TURN, cutoff="full")
+        session = ChatSession(pair, max_tokens=3 * TURN, cutoff="full")
         session.send(FIRST, max_tokens=5)
         before = session.messages
         with monkeypatch.context() as patch, pytest.raises(Broken):
@@ -193,7 +193,7 @@ def test_after_an_error_anywhere(name, place, monkeypatch):
 @EVERY
 def test_an_error_costs_no_more_than_the_broken_step(name, monkeypatch):
     """Settled positions are still there, where a window was not overwritten in place."""
-    session = ChatSession(pair_named(name), max_tokens=TURN, cutoff="full")
+    session = ChatSession(pair_named(name), max_tokens=3 * TURN, cutoff="full")
     session.send(FIRST, max_tokens=5)
     with monkeypatch.context() as patch, pytest.raises(Broken):
         break_in("judge", 3, session, patch)
