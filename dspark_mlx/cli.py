@@ -15,6 +15,9 @@ COMMANDS = {
     "generate": ("dspark_mlx.commands.generate", "answer one prompt and show what speculation did"),
     "convert": ("dspark_mlx.convert.cli", "convert a PyTorch drafter checkpoint to MLX"),
     "inspect": ("dspark_mlx.commands.inspect", "show what a drafter is, and what target it needs"),
+    "eval": ("dspark_mlx.commands.eval", "measure acceptance on data sets, with a report"),
+    "check": ("dspark_mlx.commands.check", "prove that the output is the target's own"),
+    "bench": ("dspark_mlx.commands.bench", "measure speed against plain decoding, interleaved"),
     "models": ("dspark_mlx.commands.models", "list the known models and what is on disk"),
 }
 INTERRUPTED = 130

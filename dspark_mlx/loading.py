@@ -77,13 +77,12 @@ def load(
     return Pair(model, draft, tokenizer, entry.thinking if entry else None, stops)
 
 
-def with_drafter(pair: Pair, drafter: str | Path) -> Pair:
-    """The same loaded target beside another drafter, in `load`'s default precision.
-
-    Raises what `load` raises for a drafter.
-    """
+def with_drafter(
+    pair: Pair, drafter: str | Path, *, quantize: int | str | None = None, dtype: str | None = None
+) -> Pair:
+    """The same loaded target beside another drafter; options and errors as `load`'s."""
     source = open_drafter(hub.drafter_folder(str(drafter)))
-    loaded = _load_beside(pair.target, pair.tokenizer, source, _Plan(None, None))
+    loaded = _load_beside(pair.target, pair.tokenizer, source, _Plan(quantize, dtype))
     return dataclasses.replace(pair, drafter=loaded)
 
 
