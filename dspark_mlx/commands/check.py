@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dspark_mlx.atomic import write_file
 from dspark_mlx.command import Parser
 from dspark_mlx.errors import OptionError
 from dspark_mlx.measure.arms import Arm, every_arm, split_list
@@ -19,7 +18,7 @@ from dspark_mlx.measure.models import Models
 from dspark_mlx.measure.prepare import Task, prepare
 from dspark_mlx.measure.progress import Progress
 from dspark_mlx.measure.report.check_text import greedy_text, sampled_text
-from dspark_mlx.measure.store import Store
+from dspark_mlx.measure.store import Store, write_text
 from dspark_mlx.sampling import Sampling
 
 from .measuring import (
@@ -87,7 +86,7 @@ def main(argv: list[str]) -> int:
         **found,
     }
     if folder is not None:
-        write_file(folder / "check.json", (json.dumps(report, indent=1) + "\n").encode())
+        write_text(folder / "check.json", json.dumps(report, indent=1) + "\n")
     print(json.dumps(report) if args.json else text)
     return 0 if found["holds"] else 1
 
