@@ -30,7 +30,7 @@ from dspark_mlx.measure.identity import machine
 from dspark_mlx.measure.models import Models
 from dspark_mlx.measure.prepare import Task, prepare
 from dspark_mlx.measure.progress import Progress
-from dspark_mlx.measure.report.bench_text import bench_text, compare_text
+from dspark_mlx.measure.report.bench_text import bench_text
 from dspark_mlx.measure.store import write_text
 from dspark_mlx.sampling import Sampling
 
@@ -44,6 +44,7 @@ from .measuring import (
 )
 
 OWN = "prompts as they are"
+LIMIT = 1  # prompts per set
 
 
 def parser() -> argparse.ArgumentParser:
@@ -56,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("-o", "--out", type=Path, help="write the report to this JSON file")
     p.add_argument("--json", action="store_true", help="print the report as JSON, nothing else")
     p.add_argument("--compare", type=Path, help="an earlier report: show what changed")
-    add_prompt_arguments(p, limit=1)
+    add_prompt_arguments(p, LIMIT)
     add_models_arguments(p)
     group = p.add_argument_group("what is timed (every combination)")
     group.add_argument("--cutoffs", default="full,fixed:1,fixed:2", help="with commas")
@@ -82,7 +83,7 @@ def run(
     """Run with parsed arguments; `more` gives further ways to generate, timed like the rest."""
     _check(args)
     before = _earlier(args.compare) if args.compare else None
-    sets = chosen_sets(args, args.seed)
+    sets = chosen_sets(args, LIMIT, args.seed)
     models = chosen_models(args)
     tasks = prepare(models.plain, sets, raw=args.raw, skip_long=args.skip_long, notify=notify)
     cases = _cases(args, models, tasks)
@@ -104,12 +105,15 @@ def run(
         "round_split": {name: split for name, split in splits.items() if split},
         "runs": [_run(t.case, t) for t in timings],
     }
+    if before is not None:
+        report["compared"] = {
+            "with": str(args.compare),
+            "rows": speed.compare(report, before),
+            "differences": speed.differences(report, before),
+        }
     if args.out:
         write_text(args.out, json.dumps(report, indent=1) + "\n")
     print(json.dumps(report) if args.json else bench_text(report))
-    if before is not None and not args.json:
-        changes = speed.differences(report, before)
-        print(compare_text(speed.compare(report, before), changes, str(args.compare)))
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ def open_models(
     plain = load(target, drafter=False, dtype=dtype, progress=progress)
     asked: Sequence[str | None] = drafters or (None,)
     chosen = tuple(_drafter(plain, target, name, b, dtype) for name in asked for b in bits)
+    if len({choice.name for choice in chosen}) < len(chosen):  # folders of one name
+        chosen = tuple(replace(choice, name=choice.source) for choice in chosen)
     on_cpu = mx.default_device() == mx.cpu
     precision = dtype or ("float32" if on_cpu else "precision as stored")
     content = fingerprint(plain.target.model, plain.target.config)
