@@ -9,10 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dspark_mlx import hub
-from dspark_mlx.atomic import write_file
 from dspark_mlx.command import Parser
 from dspark_mlx.errors import OptionError, PairError
+from dspark_mlx.fingerprint import fingerprint
 from dspark_mlx.loading import load
 from dspark_mlx.measure import speed
 from dspark_mlx.measure.arms import every_arm, split_list
@@ -27,11 +26,12 @@ from dspark_mlx.measure.benchmark import (
 )
 from dspark_mlx.measure.contexts import lengthened
 from dspark_mlx.measure.datasets import SEED, DataSet
-from dspark_mlx.measure.identity import fingerprint, machine
+from dspark_mlx.measure.identity import machine
 from dspark_mlx.measure.models import Models
 from dspark_mlx.measure.prepare import Task, prepare
 from dspark_mlx.measure.progress import Progress
-from dspark_mlx.measure.report.bench_text import bench_text, compare_text
+from dspark_mlx.measure.report.bench_text import bench_text
+from dspark_mlx.measure.store import write_text
 from dspark_mlx.sampling import Sampling
 
 from .measuring import (
@@ -44,6 +44,7 @@ from .measuring import (
 )
 
 OWN = "prompts as they are"
+LIMIT = 1  # prompts per set
 
 
 def parser() -> argparse.ArgumentParser:
@@ -56,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("-o", "--out", type=Path, help="write the report to this JSON file")
     p.add_argument("--json", action="store_true", help="print the report as JSON, nothing else")
     p.add_argument("--compare", type=Path, help="an earlier report: show what changed")
-    add_prompt_arguments(p, limit=1)
+    add_prompt_arguments(p, LIMIT)
     add_models_arguments(p)
     group = p.add_argument_group("what is timed (every combination)")
     group.add_argument("--cutoffs", default="full,fixed:1,fixed:2", help="with commas")
@@ -82,30 +83,37 @@ def run(
     """Run with parsed arguments; `more` gives further ways to generate, timed like the rest."""
     _check(args)
     before = _earlier(args.compare) if args.compare else None
-    sets = chosen_sets(args, args.seed)
+    sets = chosen_sets(args, LIMIT, args.seed)
     models = chosen_models(args)
     tasks = prepare(models.plain, sets, raw=args.raw, skip_long=args.skip_long, notify=notify)
     cases = _cases(args, models, tasks)
     arms = every_arm(models.drafters, split_list(args.cutoffs, "--cutoffs"), block_sizes(args))
     ours = [SpeculativeRunner(arm) for arm in arms]
+    settings: dict[str, Any] = {}
     runners: list[Runner] = [PlainRunner(models.plain), *ours]
     if args.draft_model:
-        runners.append(_draft_model(args, models))
+        runners.append(draft := _draft_model(args, models))
+        settings["draft_model"] = draft.sha256
     runners += more(models)
     progress = Progress(len(runners) * len(tasks) * len(cases) * args.repeats, "bench")
     timings = measure(runners, cases, args.max_tokens, args.repeats, args.seed, progress.step)
     splits = {r.name: round_split(r, cases[0], args.max_tokens, args.seed) for r in ours}
-    report = _report(args, models, sets, tasks) | {
+    report = _report(args, models, sets, tasks)
+    report["settings"] |= settings
+    report |= {
         "rows": speed.rows(timings, cases, runners[0].name),
         "round_split": {name: split for name, split in splits.items() if split},
         "runs": [_run(t.case, t) for t in timings],
     }
+    if before is not None:
+        report["compared"] = {
+            "with": str(args.compare),
+            "rows": speed.compare(report, before),
+            "differences": speed.differences(report, before),
+        }
     if args.out:
-        write_file(args.out, (json.dumps(report, indent=1) + "\n").encode())
+        write_text(args.out, json.dumps(report, indent=1) + "\n")
     print(json.dumps(report) if args.json else bench_text(report))
-    if before is not None and not args.json:
-        changes = speed.differences(report, before)
-        print(compare_text(speed.compare(report, before), changes, str(args.compare)))
     return 0
 
 
@@ -148,16 +156,14 @@ def _draft_model(args: argparse.Namespace, models: Models) -> DraftModelRunner:
             "mlx-lm's speculation needs the same"
         )
     name = args.draft_model.rstrip("/").rsplit("/", 1)[-1]
-    return DraftModelRunner(models.plain, draft.target.model, name, args.draft_tokens)
+    content = fingerprint(draft.target.model, draft.target.config)
+    return DraftModelRunner(models.plain, draft.target.model, name, args.draft_tokens, content)
 
 
 def _report(
     args: argparse.Namespace, models: Models, sets: list[DataSet], tasks: list[Task]
 ) -> dict[str, Any]:
     names = ("max_tokens", "repeats", "seed", "contexts", "temperatures", "draft_tokens", "raw")
-    draft = {}
-    if args.draft_model:
-        draft = {"draft_model": fingerprint(hub.target_folder(args.draft_model))}
     return {
         "schema": 1,
         "command": "bench",
@@ -166,7 +172,7 @@ def _report(
         "target": models.to_dict(),
         "drafters": [{"name": d.name, "sha256": d.sha256} for d in models.drafters],
         "sets": [{"name": s.name, "sha256": s.sha256, "source": s.source} for s in sets],
-        "settings": {name: getattr(args, name) for name in names} | {"prompts": len(tasks)} | draft,
+        "settings": {name: getattr(args, name) for name in names} | {"prompts": len(tasks)},
     }
 
 

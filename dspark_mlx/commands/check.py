@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dspark_mlx.atomic import write_file
 from dspark_mlx.command import Parser
 from dspark_mlx.errors import OptionError
 from dspark_mlx.measure.arms import Arm, every_arm, split_list
@@ -19,7 +18,7 @@ from dspark_mlx.measure.models import Models
 from dspark_mlx.measure.prepare import Task, prepare
 from dspark_mlx.measure.progress import Progress
 from dspark_mlx.measure.report.check_text import greedy_text, sampled_text
-from dspark_mlx.measure.store import Store
+from dspark_mlx.measure.store import Store, write_text
 from dspark_mlx.sampling import Sampling
 
 from .measuring import (
@@ -33,6 +32,8 @@ from .measuring import (
 )
 
 RECORDS = "answers.jsonl"
+LIMIT = 8  # prompts per set
+SAMPLES = 16  # per prompt
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("-o", "--out", type=Path, help="folder for results; a run there is resumed")
     p.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
-    add_prompt_arguments(p, limit=8)
+    add_prompt_arguments(p, LIMIT)
     add_models_arguments(p)
     group = p.add_argument_group("what is checked")
     group.add_argument("--cutoffs", default="full", help="with commas (default full)")
@@ -58,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument("--top-p", type=float, default=1.0)
     group.add_argument("--top-k", type=int, default=0)
     group.add_argument("--min-p", type=float, default=0.0)
-    group.add_argument("--samples", type=int, default=16, help="per prompt, sampled mode (16)")
+    group.add_argument("--samples", type=int, help="per prompt, with a temperature (default 16)")
     group.add_argument("--seed", type=int, default=SEED)
     return p
 
@@ -69,7 +70,7 @@ def main(argv: list[str]) -> int:
     sampling = Sampling(args.temperature, args.top_p, args.top_k, args.min_p)
     _check_together(args, sampling)
     folder = results_folder(args.out, RECORDS) if args.out else None
-    sets = chosen_sets(args, args.seed)
+    sets = chosen_sets(args, LIMIT, args.seed)
     models = chosen_models(args)
     tasks = prepare(models.plain, sets, raw=args.raw, skip_long=args.skip_long, notify=notify)
     arms = every_arm(models.drafters, split_list(args.cutoffs, "--cutoffs"), block_sizes(args))
@@ -87,7 +88,7 @@ def main(argv: list[str]) -> int:
         **found,
     }
     if folder is not None:
-        write_file(folder / "check.json", (json.dumps(report, indent=1) + "\n").encode())
+        write_text(folder / "check.json", json.dumps(report, indent=1) + "\n")
     print(json.dumps(report) if args.json else text)
     return 0 if found["holds"] else 1
 
@@ -97,6 +98,9 @@ def _check_together(args: argparse.Namespace, sampling: Sampling) -> None:
         raise OptionError(f"--max-tokens must be 2 or more, not {args.max_tokens}")
     if args.row_exact and not sampling.greedy:
         raise OptionError("--row-exact is for greedy decoding; leave out --temperature")
+    if args.samples is not None and sampling.greedy:
+        raise OptionError("--samples is for sampling; give a --temperature too")
+    args.samples = SAMPLES if args.samples is None else args.samples
     if args.samples < 1:
         raise OptionError(f"--samples must be 1 or more, not {args.samples}")
 

@@ -33,7 +33,9 @@ from .measuring import (
 )
 
 RECORDS = "rounds.jsonl"
-PAPER_TOKENS = 2048
+LIMIT = 20  # prompts per set
+DEFAULTS = {"max_tokens": 256, "temperature": 1.0, "limit": LIMIT}
+PAPER = {"max_tokens": 2048, "temperature": 1.0, "limit": 0}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("-o", "--out", type=Path, help="folder for the report; a run there is resumed")
     p.add_argument("--json", action="store_true", help="print the report as JSON, nothing else")
-    add_prompt_arguments(p, limit=20)
+    add_prompt_arguments(p, LIMIT)
     add_models_arguments(p)
     arms = p.add_argument_group("arms (every drafter with every cutoff and block size)")
     arms.add_argument("--cutoffs", default="full", help="with commas (default full)")
@@ -54,8 +56,8 @@ def parser() -> argparse.ArgumentParser:
     )
     arms.add_argument("--calibration", type=Path, help="JSON with temperatures by draft position")
     group = p.add_argument_group("generation")
-    group.add_argument("--max-tokens", type=int, default=256, help="per prompt (default 256)")
-    group.add_argument("--temperature", "--temp", type=float, default=1.0, help="0: greedy")
+    group.add_argument("--max-tokens", type=int, help="per prompt (default 256)")
+    group.add_argument("--temperature", "--temp", type=float, help="0: greedy (default 1)")
     group.add_argument("--top-p", type=float, default=1.0)
     group.add_argument("--top-k", type=int, default=0)
     group.add_argument("--min-p", type=float, default=0.0)
@@ -72,7 +74,7 @@ def main(argv: list[str]) -> int:
     args = parser().parse_args(argv)
     settings = _settings(args)
     folder = results_folder(args.out, RECORDS) if args.out else None
-    sets = chosen_sets(args, settings.seed)
+    sets = chosen_sets(args, LIMIT, settings.seed)
     if args.paper:
         quota = {name: entry.quota for name, entry in HUB_SETS.items()}
         sets = [s.picked(quota.get(s.name), settings.seed) for s in sets]
@@ -108,10 +110,13 @@ def _run(
 
 
 def _settings(args: argparse.Namespace) -> EvalSettings:
+    for name, default in (PAPER if args.paper else DEFAULTS).items():
+        if getattr(args, name) is None:
+            setattr(args, name, default)
+        elif args.paper:
+            raise OptionError(f"--paper sets --{name.replace('_', '-')}; leave one of them out")
     if args.max_tokens < 1:
         raise OptionError(f"--max-tokens must be 1 or more, not {args.max_tokens}")
-    if args.paper:
-        args.max_tokens, args.temperature, args.limit = PAPER_TOKENS, 1.0, 0
     names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
     return EvalSettings(**{name: getattr(args, name) for name in names})
 

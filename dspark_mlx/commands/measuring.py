@@ -18,7 +18,7 @@ BUILT_IN_NAME = "built-in"
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser, limit: int) -> None:
-    """Where prompts come from, and how many of them are used."""
+    """Where prompts come from, and how many are used; `args.limit` is None where not given."""
     group = parser.add_argument_group("prompts")
     group.add_argument(
         "--sets",
@@ -32,9 +32,7 @@ def add_prompt_arguments(parser: argparse.ArgumentParser, limit: int) -> None:
         "--file", type=Path, action="append", default=[],
         help="a jsonl file (turns, prompt, ...) or a text file of one prompt per line",
     )  # fmt: skip
-    group.add_argument(
-        "--limit", type=int, default=limit, help=f"prompts per set, 0: all (default {limit})"
-    )
+    group.add_argument("--limit", type=int, help=f"prompts per set, 0: all (default {limit})")
     group.add_argument(
         "--first", action="store_true", help="take the first prompts, not a shuffled pick"
     )
@@ -56,10 +54,11 @@ def add_models_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
 
 
-def chosen_sets(args: argparse.Namespace, seed: int = SEED) -> list[DataSet]:
-    """The data sets that the arguments name, cut to --limit."""
-    if args.limit < 0:
-        raise OptionError(f"--limit must be 0 (all) or more, not {args.limit}")
+def chosen_sets(args: argparse.Namespace, limit: int, seed: int = SEED) -> list[DataSet]:
+    """The data sets that the arguments name, cut to --limit (or `limit`)."""
+    limit = limit if args.limit is None else args.limit
+    if limit < 0:
+        raise OptionError(f"--limit must be 0 (all) or more, not {limit}")
     if args.data is not None and not args.data.is_dir():
         raise OptionError(f"--data {args.data} is not a folder")
     sets = [from_file(path) for path in args.file]
@@ -73,7 +72,7 @@ def chosen_sets(args: argparse.Namespace, seed: int = SEED) -> list[DataSet]:
     labels = [s.name for s in sets]
     if twice := sorted({name for name in labels if labels.count(name) > 1}):
         raise OptionError(f"two data sets are called {', '.join(twice)}; rename a file")
-    return [s.picked(args.limit or None, seed, args.first) for s in sets]
+    return [s.picked(limit or None, seed, args.first) for s in sets]
 
 
 def _names(args: argparse.Namespace) -> list[str]:

@@ -13,9 +13,9 @@ from .base import SequentialHead
 class SilentHead(nn.Module):
     """Keeps a head's embedding, which the confidence head may read, and leaves out its bias."""
 
-    def __init__(self, head: SequentialHead) -> None:
+    def __init__(self, head: SequentialHead, rows: int) -> None:
         super().__init__()
-        self._head = head
+        self._head, self._rows = head, rows
 
     def start(self) -> Any:
         """No state."""
@@ -26,5 +26,6 @@ class SilentHead(nn.Module):
         return self._head.embed(previous)
 
     def bias(self, state: Any, embedded: mx.array, hidden: mx.array) -> tuple[mx.array, Any]:
-        """Nothing: zeros [1, 1]."""
-        return mx.zeros((1, 1), embedded.dtype), None
+        """Nothing: zeros [n, rows of the head]."""
+        nothing = mx.zeros((1, 1), embedded.dtype)
+        return mx.broadcast_to(nothing, (embedded.shape[0], self._rows)), None

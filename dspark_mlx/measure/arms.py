@@ -19,7 +19,7 @@ from dspark_mlx.pair import Pair
 
 @dataclass(frozen=True)
 class DrafterChoice:
-    """A loaded pair under the name of its drafter; `sha256` is of its files and precision.
+    """A loaded pair under the name of its drafter; `sha256` is its fingerprint.
 
     `source` is what it was loaded from: a hub id, a known name or a folder.
     """
@@ -96,7 +96,7 @@ def without_head(pair: Pair) -> Pair:
     if head is None:
         raise OptionError("this drafter has no sequential head that could be switched off")
     drafter: Any = copy.copy(pair.drafter)
-    drafter.markov_head = SilentHead(head)
+    drafter.markov_head = SilentHead(head, drafter.config.head_rows)
     return dataclasses.replace(pair, drafter=drafter)
 
 

@@ -82,8 +82,10 @@ class PlainRunner:
 class DraftModelRunner:
     """mlx-lm's own speculation with a small model of the same vocabulary."""
 
-    def __init__(self, pair: Pair, draft_model: Any, name: str, drafts: int) -> None:
-        self.pair, self._draft, self._drafts = pair, draft_model, drafts
+    def __init__(
+        self, pair: Pair, draft_model: Any, name: str, drafts: int, sha256: str = ""
+    ) -> None:
+        self.pair, self._draft, self._drafts, self.sha256 = pair, draft_model, drafts, sha256
         self.name = f"mlx-lm draft {name} x{drafts}"
 
     def run(self, ids: Sequence[int], max_tokens: int, sampling: Sampling, seed: int) -> Outcome:

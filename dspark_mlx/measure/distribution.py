@@ -50,7 +50,7 @@ class RecordingDraws(KeyedDraws):
         The last distribution is the target's own, for the token that ends the round.
         """
         drafter, laws, self.laws = arm.pair.drafter, self.laws, []
-        spread = getattr(drafter, "to_target", None)
+        spread = getattr(drafter, "to_target", None)  # where the vocabularies differ
         found = []
         for law in laws[:-1]:
             row = law.reshape(1, -1)

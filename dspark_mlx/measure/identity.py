@@ -1,11 +1,9 @@
-"""What was measured, and on what: content hashes of models, versions, the machine."""
+"""What was measured on: the machine and the versions."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
-import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,26 +12,8 @@ import mlx.core as mx
 
 from dspark_mlx import __version__
 from dspark_mlx.blas import active
-from dspark_mlx.fetch import sha256_of
 
 PACKAGES = ("mlx", "mlx-lm", "numpy", "transformers")
-_BLOB = re.compile(r"[0-9a-f]{64}")
-
-
-def fingerprint(path: Path) -> str:
-    """Hash of a model's content: names and SHA-256 of its files, wherever the folder lies.
-
-    Files in the hub's cache are links to blobs named by their SHA-256; those are not read.
-    """
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    digest = hashlib.sha256()
-    for file in files:
-        if any(part.startswith(".") for part in file.relative_to(path).parts):
-            continue
-        blob = file.resolve().name
-        content = blob if _BLOB.fullmatch(blob) else sha256_of(file)
-        digest.update(f"{file.relative_to(path)}\0{content}\n".encode())
-    return digest.hexdigest()
 
 
 def machine() -> dict[str, Any]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from dspark_mlx import hub
+from dspark_mlx.fingerprint import fingerprint
 from dspark_mlx.loading import load, with_drafter
 from dspark_mlx.pair import Pair
 from dspark_mlx.registry import MODELS, Progress, entry_of
 
 from .arms import DrafterChoice
-from .identity import fingerprint
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,12 @@ def open_models(
     plain = load(target, drafter=False, dtype=dtype, progress=progress)
     asked: Sequence[str | None] = drafters or (None,)
     chosen = tuple(_drafter(plain, target, name, b, dtype) for name in asked for b in bits)
+    if len({choice.name for choice in chosen}) < len(chosen):  # folders of one name
+        chosen = tuple(replace(choice, name=choice.source) for choice in chosen)
     on_cpu = mx.default_device() == mx.cpu
     precision = dtype or ("float32" if on_cpu else "precision as stored")
-    folder = hub.target_folder(target)
-    return Models(target, fingerprint(folder), precision, plain, chosen)
+    content = fingerprint(plain.target.model, plain.target.config)
+    return Models(target, content, precision, plain, chosen)
 
 
 def _drafter(
@@ -66,9 +67,9 @@ def _drafter(
     source, name = _named(target, asked)
     suffix = "" if bits is None else f" {bits}" if bits == "keep" else f" {bits}-bit"
     pair = with_drafter(plain, where, quantize=bits, dtype=dtype)
-    content = f"{fingerprint(Path(where))} {bits} {dtype}"
-    digest = hashlib.sha256(content.encode()).hexdigest()
-    return DrafterChoice(name + suffix, digest, pair, source)
+    drafter: Any = pair.drafter
+    content = fingerprint(drafter, drafter.config.to_dict())
+    return DrafterChoice(name + suffix, content, pair, source)
 
 
 def _named(target: str, asked: str | None) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from dspark_mlx.atomic import new_file
 from dspark_mlx.errors import OptionError
 
 
@@ -16,6 +17,13 @@ def key_of(**parts: Any) -> str:
     """A short hash of everything that determines a result."""
     body = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(body.encode()).hexdigest()[:24]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all, and its folder where there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path) as work:
+        work.write_text(text, encoding="utf-8")
 
 
 class Store:

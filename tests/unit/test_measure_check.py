@@ -203,7 +203,8 @@ def test_the_uniform_test_has_a_level_and_power():
     [
         (["--row-exact", "--temp", 0.7], "--row-exact is for greedy"),
         (["--max-tokens", 1], "--max-tokens must be 2"),
-        (["--samples", 0], "--samples must be 1"),
+        (["--samples", 3], "--samples is for sampling"),
+        (["--temp", 1.0, "--samples", 0], "--samples must be 1"),
         (["--temp", 1.0, "--samples", 1, "--sets", "chat"], "too few to test"),
         (["--cutoffs", "best"], "unknown cutoff"),
     ],

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import shutil
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -13,11 +12,9 @@ from dspark_mlx.errors import FetchError, OptionError
 from dspark_mlx.measure import hub_sets, paper
 from dspark_mlx.measure.datasets import built_in, from_file
 from dspark_mlx.measure.hub_sets import HUB_SETS, named
-from dspark_mlx.measure.identity import fingerprint, machine
+from dspark_mlx.measure.identity import machine
 from dspark_mlx.measure.progress import Progress, clock
 from dspark_mlx.measure.store import Store, key_of
-
-from ..tools import VANILLA
 
 
 def texts(dataset):
@@ -200,32 +197,6 @@ def test_progress_says_how_long_it_will_take(monkeypatch):
         "eval 1/3 a 0", "eval 2/3 a 1, 0:40 left", "eval 3/3 a 2, 0:41 taken",
     ]  # fmt: skip
     assert (clock(59.6), clock(3725)) == ("1:00", "1:02:05")
-
-
-def test_a_fingerprint_is_of_content_not_of_place(tmp_path):
-    folder = tmp_path / "elsewhere"
-    shutil.copytree(VANILLA, folder)
-    assert fingerprint(folder) == fingerprint(VANILLA)
-    (folder / ".hidden").write_text("x")
-    assert fingerprint(folder) == fingerprint(VANILLA)
-    config = folder / "config.json"
-    config.write_text(config.read_text() + " ")
-    assert fingerprint(folder) != fingerprint(VANILLA)
-    assert fingerprint(config) == fingerprint(config)
-
-
-def test_blobs_of_the_hub_cache_are_not_read_again(tmp_path):
-    blob = tmp_path / "blobs" / hashlib.sha256(b"weights").hexdigest()
-    blob.parent.mkdir()
-    blob.write_bytes(b"weights")
-    plain, linked = tmp_path / "plain", tmp_path / "linked"
-    for folder in (plain, linked):
-        folder.mkdir()
-    (plain / "model.safetensors").write_bytes(b"weights")
-    (linked / "model.safetensors").symlink_to(blob)
-    assert fingerprint(plain) == fingerprint(linked)
-    blob.write_bytes(b"never read")
-    assert fingerprint(plain) == fingerprint(linked)
 
 
 def test_the_machine_is_named():

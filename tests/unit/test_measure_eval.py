@@ -232,6 +232,7 @@ def test_a_finished_run_is_only_read(report, capsys):
         (["--limit", -1], "--limit must be 0"),
         (["--max-tokens", 0], "--max-tokens must be 1"),
         (["--temp", -1], "temperature must be"),
+        (["--paper"], "--paper sets --max-tokens"),
         (["--cutoffs", "half"], "unknown cutoff 'half'"),
         (["--cutoffs", ","], "--cutoffs is empty"),
         (["--block-sizes", "seven"], "--block-sizes 'seven'"),

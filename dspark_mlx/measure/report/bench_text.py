@@ -32,6 +32,8 @@ def bench_text(report: dict[str, Any]) -> str:
     for name, split in report["round_split"].items():
         parts = ", ".join(f"{k.removesuffix('_ms')} {v:.1f} ms" for k, v in split.items())
         lines += ["", f"{name}: a profiled round takes {parts}"]
+    if "compared" in report:
+        lines += compared_lines(report["compared"])
     return "\n".join(lines)
 
 
@@ -64,7 +66,7 @@ def _spread(value: dict[str, float] | None, middle: str, digits: int) -> tuple[s
     )
 
 
-def compare_text(rows: list[dict[str, Any]], differences: list[str], name: str) -> str:
+def compared_lines(compared: dict[str, Any]) -> list[str]:
     """What changed since an earlier report."""
     head = ["", "before", "now", "change", "", "ratio before", "now", "counts"]
     body = [
@@ -78,9 +80,11 @@ def compare_text(rows: list[dict[str, Any]], differences: list[str], name: str) 
             number(r["ratio_now"]),
             "equal" if r["counts_equal"] else "DIFFER",
         ]
-        for r in rows
+        for r in compared["rows"]
     ]
-    lines = ["", f"against {name} (tok/s while decoding; apart: quartiles do not overlap)"]
+    lines = [
+        "",
+        f"against {compared['with']} (tok/s while decoding; apart: quartiles do not overlap)",
+    ]
     lines.append(table(head, body) if body else "no row is in both")
-    lines += [f"differs: {line}" for line in differences]
-    return "\n".join(lines)
+    return lines + [f"differs: {line}" for line in compared["differences"]]

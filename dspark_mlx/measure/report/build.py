@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dspark_mlx.atomic import new_folder, write_file
+from dspark_mlx.atomic import new_folder
 from dspark_mlx.measure.arms import Arm
 from dspark_mlx.measure.confidence import Scale
 from dspark_mlx.measure.datasets import DataSet
@@ -16,6 +16,7 @@ from dspark_mlx.measure.identity import machine
 from dspark_mlx.measure.models import Models
 from dspark_mlx.measure.paper import figures
 from dspark_mlx.measure.results import results, timing
+from dspark_mlx.measure.store import write_text
 
 from . import csv, html, plots
 
@@ -69,5 +70,5 @@ def write(report: dict[str, Any], folder: Path) -> list[Path]:
         "confidence.csv": csv.confidence_csv(report),
     }
     for name, text in files.items():
-        write_file(folder / name, text.encode())
+        write_text(folder / name, text)
     return [folder / name for name in files] + ([folder / "plots"] if svgs else [])
