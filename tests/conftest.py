@@ -13,6 +13,7 @@ import pytest
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from dspark_mlx import Pair, fetch, load, paths, smollm2
+from dspark_mlx.options import Options
 
 FETCH_SECONDS = 900
 
@@ -59,3 +60,16 @@ def pair_of(fixtures: Path) -> Callable[[str | bool], Pair]:
         return load(fixtures / f"target-{family}", chosen)
 
     return load_pair
+
+
+@pytest.fixture(autouse=True)
+def whole_blocks(monkeypatch, request):
+    """Tests that name no cutoff verify whole blocks: what `auto` decides follows the clock."""
+    if request.module.__name__.endswith("test_auto_runs"):
+        return
+    of = Options.of.__func__
+
+    def named(cls, **options):
+        return of(cls, **{"cutoff": "full"} | options)
+
+    monkeypatch.setattr(Options, "of", classmethod(named))
