@@ -40,7 +40,7 @@ class Decisions:
             return Plan(0, 0, reason="plain")
         drafts = int(min(self._drafts, remaining - 1))
         if drafts < 1:
-            return Plan(0, 0, reason="limit", standing_down=True)
+            return Plan(0, 0, reason="limit")
         plan = self._decider.plan(drafts, context)
         draw = max(0, min(plan.draw, drafts))
         return Plan(
