@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     add_prompt_arguments(p, LIMIT)
     add_models_arguments(p)
     group = p.add_argument_group("what is timed (every combination)")
-    group.add_argument("--cutoffs", default="full,fixed:1,fixed:2", help="with commas")
+    group.add_argument("--cutoffs", default="auto,full,fixed:1,fixed:2", help="with commas")
     group.add_argument("--block-sizes", help="with commas (default: the drafter's)")
     group.add_argument("--contexts", help="prompt lengths in tokens, with commas")
     group.add_argument("--temperatures", default="0", help="with commas (default 0: greedy)")

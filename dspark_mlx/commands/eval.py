@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dspark_mlx.calibration import Scale
 from dspark_mlx.command import Parser
 from dspark_mlx.errors import OptionError
 from dspark_mlx.measure.arms import Arm, every_arm, split_list
-from dspark_mlx.measure.confidence import Scale
 from dspark_mlx.measure.datasets import SEED
 from dspark_mlx.measure.evaluate import EvalSettings, evaluate
 from dspark_mlx.measure.head_cost import head_cost
@@ -20,6 +20,7 @@ from dspark_mlx.measure.prepare import Task, prepare
 from dspark_mlx.measure.progress import Progress
 from dspark_mlx.measure.report import build
 from dspark_mlx.measure.report.table import eval_text
+from dspark_mlx.measure.results import Scales
 from dspark_mlx.measure.store import Store
 
 from .measuring import (
@@ -54,7 +55,11 @@ def parser() -> argparse.ArgumentParser:
     arms.add_argument(
         "--head-off", action="store_true", help="also with the sequential head switched off"
     )
-    arms.add_argument("--calibration", type=Path, help="JSON with temperatures by draft position")
+    arms.add_argument(
+        "--calibration",
+        type=Path,
+        help="JSON with temperatures by draft position (default: what `calibrate` kept)",
+    )
     group = p.add_argument_group("generation")
     group.add_argument("--max-tokens", type=int, help="per prompt (default 256)")
     group.add_argument("--temperature", "--temp", type=float, help="0: greedy (default 1)")
@@ -83,7 +88,7 @@ def main(argv: list[str]) -> int:
     arms = every_arm(
         models.drafters, split_list(args.cutoffs, "--cutoffs"), block_sizes(args), args.head_off
     )
-    scales = _scales(args.calibration, arms)
+    scales = _scales(args.calibration, arms, settings.temperature)
     with Store(folder / RECORDS if folder else None) as store:
         records, costs = _run(models, arms, tasks, settings, store, args.head_off)
     shown = vars(settings) | {"raw": args.raw}
@@ -121,20 +126,24 @@ def _settings(args: argparse.Namespace) -> EvalSettings:
     return EvalSettings(**{name: getattr(args, name) for name in names})
 
 
-def _scales(path: Path | None, arms: list[Arm]) -> list[Scale] | None:
-    """A file's calibration by draft position: temperatures, or scales with offsets too."""
-    if path is None:
-        return None
+def _scales(path: Path | None, arms: list[Arm], temperature: float) -> Scales:
+    """Calibrations by drafter: the file's for all, or what `calibrate` has kept for each."""
+    drafters = {arm.drafter.name: arm.drafter.pair for arm in arms}
+    if path is not None:
+        return dict.fromkeys(drafters, _from_file(path, max(arm.block for arm in arms)))
+    kept = {name: pair.tuning.calibration(temperature) for name, pair in drafters.items()}
+    return {name: fit.scales for name, fit in kept.items() if fit and fit.scales}
+
+
+def _from_file(path: Path, need: int) -> list[Scale]:
+    """Temperatures by draft position, or scales with offsets too."""
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(found, dict):
             found = found["scales"] if "scales" in found else found["temperatures"]
         scales = [Scale(**one) if isinstance(one, dict) else Scale(float(one)) for one in found]
-        if not all(scale.temperature > 0 for scale in scales):
-            raise ValueError("a temperature is not positive")
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise OptionError(f"cannot read the calibration {path}: {error}") from error
-    need = max(arm.block for arm in arms)
     if len(scales) < need:
         raise OptionError(f"{path} has {len(scales)} temperatures, {need} drafts need one each")
     return scales

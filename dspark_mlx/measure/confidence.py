@@ -15,20 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dspark_mlx.calibration import Scale
+
 from .metrics import RoundRecord
 
 BINS, FINE_BINS = 20, 1000
 TINY = 1e-8
 
 Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How one position's confidence logits z are mended: z / temperature + offset."""
-
-    temperature: float = 1.0
-    offset: float = 0.0
 
 
 @dataclass(frozen=True)

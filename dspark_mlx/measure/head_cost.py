@@ -22,7 +22,9 @@ def head_cost(choice: DrafterChoice, tasks: Sequence[Task]) -> dict[str, Any]:
     verify: list[float] = []
     for task in tasks[:PROMPTS]:
         for head in (True, False, False, True):
-            events = stream(arms[head].pair, task.ids, max_tokens=TOKENS, profile=True)
+            events = stream(
+                arms[head].pair, task.ids, max_tokens=TOKENS, cutoff="full", profile=True
+            )
             rounds = [e for e in events if isinstance(e, Round) and e.proposed][SKIP:]
             seconds[head] += [r.draft_seconds or 0.0 for r in rounds]
             verify += [r.verify_seconds or 0.0 for r in rounds]

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dspark_mlx.calibration import Scale
+
 from .arms import Arm
-from .confidence import Scale, confidence_metrics
+from .confidence import confidence_metrics
 from .metrics import Acceptance, RoundRecord, bucket_of, bucket_order, of_columns
 
+Scales = Mapping[str, Sequence[Scale]]  # by drafter, one per draft position
 Row = tuple[dict[str, Any], RoundRecord]
 
 
 def results(
     records: Sequence[dict[str, Any]],
     arms: Sequence[Arm],
-    scales: Sequence[Scale] | None = None,
+    scales: Scales | None = None,
 ) -> list[dict[str, Any]]:
     """One entry per arm, JSON-ready; without times, so that the same run gives the same."""
-    return [_of_arm(arm, [r for r in records if r["arm"] == arm.name], scales) for arm in arms]
+    return [
+        _of_arm(
+            arm, [r for r in records if r["arm"] == arm.name], (scales or {}).get(arm.drafter.name)
+        )
+        for arm in arms
+    ]
 
 
 def _of_arm(

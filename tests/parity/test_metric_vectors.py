@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from dspark_mlx.calibration import Scale
 from dspark_mlx.heads.confidence import to_probability
-from dspark_mlx.measure.confidence import Scale, confidence_metrics, mended
+from dspark_mlx.measure.confidence import confidence_metrics, mended
 from dspark_mlx.measure.metrics import Acceptance, RoundRecord, of_columns, to_columns
 
 

@@ -10,12 +10,11 @@ from typing import Any
 
 from dspark_mlx.atomic import new_folder
 from dspark_mlx.measure.arms import Arm
-from dspark_mlx.measure.confidence import Scale
 from dspark_mlx.measure.datasets import DataSet
 from dspark_mlx.measure.identity import machine
 from dspark_mlx.measure.models import Models
 from dspark_mlx.measure.paper import figures
-from dspark_mlx.measure.results import results, timing
+from dspark_mlx.measure.results import Scales, results, timing
 from dspark_mlx.measure.store import write_text
 
 from . import csv, html, plots
@@ -29,7 +28,7 @@ def build(
     arms: Sequence[Arm],
     settings: dict[str, Any],
     records: Sequence[dict[str, Any]],
-    scales: Sequence[Scale] | None,
+    scales: Scales,
     head_cost: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
     """Everything that was found. `arms`, `sets` and `settings` hold no time and no machine."""
