@@ -109,8 +109,8 @@ def test_the_head_switched_off_drafts_from_the_backbone_alone(pair_of, golden, f
 def test_every_head_can_be_switched_off_and_stays_lossless(pair_of, golden, name):
     plain = golden["prompts"][0]
     off = without_head(pair_of(name))
-    tokens = [t for e in stream(off, plain["ids"], max_tokens=16, cutoff="full") if isinstance(e, Round)
-              for t in e.tokens]  # fmt: skip
+    events = stream(off, plain["ids"], max_tokens=16, cutoff="full")
+    tokens = [t for e in events if isinstance(e, Round) for t in e.tokens]
     assert tokens == plain["plain_greedy_ids"][1:16]
 
 
